@@ -1,0 +1,3 @@
+from fedsieve.cli import main
+
+main()

@@ -1,0 +1,200 @@
+"""The commands: parse, call, print. What they call is imported when it is needed, so that --help is quick."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsieve.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(
+    help="Federated sparse fine-tuning of pretrained vision models.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cache_app = typer.Typer(help="The cache of downloads and features.")
+app.add_typer(cache_app, name="cache")
+
+ExperimentArgument = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", help="A preset's name (see `fedsieve presets`) or a YAML file.")
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it: clients.count=20 phases.0.rounds=5"),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
+
+
+@app.command()
+def run(
+    experiment: ExperimentArgument,
+    overrides: OverridesArgument = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder under runs/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
+) -> None:
+    """Run an experiment, and write its metrics, model and result to a folder."""
+    from fedsieve.config import load_experiment
+
+    settings = load_experiment(experiment, overrides or [])
+    if resume and out is None:
+        raise InputError("--resume needs to know which run to go on with; add --out DIR")
+    folder = out or _new_folder(Path(experiment).stem)
+    from fedsieve.experiment import run as run_experiment
+    from fedsieve.report.progress import ProgressBar
+    from fedsieve.report.tables import result_table
+
+    console = _console()
+    with ProgressBar(console) as bar:
+        result = run_experiment(settings, folder, resume, bar)
+    console.print(result_table(result))
+    console.print(f"written to {folder}", soft_wrap=True)
+
+
+@app.command()
+def presets() -> None:
+    """List the experiments that come with fedsieve."""
+    from fedsieve.config import preset_names, preset_text
+
+    names = preset_names()
+    for name in names:
+        about = preset_text(name).splitlines()[0].lstrip("# ")
+        print(f"{name:<{max(map(len, names))}}  {about}")
+
+
+@app.command()
+def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:
+    """Print an experiment as YAML, with every default filled in."""
+    from fedsieve.config import load_experiment
+
+    print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
+
+
+@app.command()
+def split(
+    experiment: ExperimentArgument,
+    overrides: OverridesArgument = None,
+    png: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it.")] = Path("split.png"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show which client holds how many samples of which class."""
+    from fedsieve.config import load_experiment
+    from fedsieve.workbench import class_counts
+
+    settings = load_experiment(experiment, overrides or []).resolved()
+    counts, classes, notes = class_counts(settings)
+    if as_json:
+        clients = [{classes[k]: int(row[k]) for k in row.nonzero()[0]} for row in counts]
+        rows = [
+            {"client": client, "samples": int(counts[client].sum()), "classes": held}
+            for client, held in enumerate(clients)
+        ]
+        print(json.dumps({"classes": classes, "clients": rows, "notes": notes}))
+        return
+    from fedsieve.report.plots import plot_split
+    from fedsieve.report.tables import split_table
+
+    console = _console()
+    console.print(split_table(counts, classes))
+    for note in notes:
+        console.print(f"note: {note}", soft_wrap=True)
+    plot_split(counts, png)
+    console.print(f"written to {png}", soft_wrap=True)
+
+
+@app.command()
+def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Score a finished run's model again, on its validation and test sets."""
+    from fedsieve.experiment import evaluate_run
+    from fedsieve.report.tables import scores_table
+
+    scores = evaluate_run(run)
+    if as_json:
+        print(json.dumps(scores))
+    else:
+        _console().print(scores_table(scores))
+
+
+@app.command()
+def export(
+    run: RunArgument,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+) -> None:
+    """Write a finished run's model in Hugging Face format."""
+    from fedsieve.model.export import export_run
+
+    console = _console()
+    console.print(export_run(run, to), soft_wrap=True)
+    console.print(f"written to {to}", soft_wrap=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write.")] = Path("demo"),
+) -> None:
+    """Compare centralized, IID and non-IID training on embedded data, in about two minutes."""
+    from fedsieve.report.demo import run_demo
+
+    run_demo(out, _console())
+
+
+@cache_app.command("show")
+def cache_show() -> None:
+    """Say where the cache is and how much is in it."""
+    from fedsieve.cache import cache_folder, cache_size
+    from fedsieve.report.tables import size
+
+    print(f"{cache_folder()}: {size(cache_size())}")
+
+
+@cache_app.command("clear")
+def cache_clear() -> None:
+    """Delete everything in the cache."""
+    from fedsieve.cache import cache_folder, clear
+    from fedsieve.report.tables import size
+
+    print(f"{cache_folder()}: {size(clear())} freed")
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _new_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, NAME-3, … that is not there yet."""
+    folder, number = Path("runs") / name, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{name}-{number}", number + 1
+    return folder
+
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer brings its own copy of click, or uses the installed one
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """The program `fedsieve`: 0 if all went well, 2 for bad input, 1 for a run that failed."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="fedsieve", standalone_mode=False)
+    except InputError as error:
+        code = _fail(str(error), 2)
+    except RunError as error:
+        code = _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _fail("interrupted; add --resume to go on", 130)
+    except USAGE_ERROR as error:
+        code = _fail(f"{error.format_message()} See 'fedsieve --help'.", 2)
+    sys.exit(code or 0)
+
+
+def _fail(message: str, code: int) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,211 @@
+"""Data sets, held in memory as uint8: CIFAR-100, scikit-learn's digits, a folder of images, an npz file."""
+
+import gzip
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.cache import cache_folder
+from fedsieve.config import DataSettings, ResizeCenterCrop
+from fedsieve.data.cifar import read_official
+from fedsieve.data.holdout import stratified
+from fedsieve.errors import InputError
+from fedsieve.randomness import numpy_generator
+
+TEST_SHARE = 0.2  # where a data set has no test set of its own
+IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Images (N, channels, height, width) uint8 and their labels (N,) int64."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the images: features computed from them may be kept under it."""
+        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        digest.update(self.images.contiguous().numpy())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The official training and test sets, before anything is set aside for validation."""
+
+    train: Samples
+    test: Samples
+    classes: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def load(settings: DataSettings) -> Dataset:
+    """Read the data set that the experiment names."""
+    if settings.path is not None and not Path(settings.path).exists():
+        raise InputError(f"data.path: {settings.path} does not exist; give the place where the data lies")
+    return LOADERS[settings.name](settings)
+
+
+def load_cifar100(settings: DataSettings) -> Dataset:
+    if settings.path is not None:
+        train, test, names = read_official(Path(settings.path))
+        return Dataset(_samples(*train), _samples(*test), names)
+    path = cache_folder() / "data" / "cifar100.npz"
+    if not path.exists():
+        _download_cifar100(path)
+    return _from_npz(path)
+
+
+def _download_cifar100(path: Path) -> None:
+    from datasets import load_dataset
+
+    try:
+        parts = load_dataset("uoft-cs/cifar100")
+    except Exception as error:  # whatever it is, the way out is the same
+        raise InputError(
+            f"CIFAR-100 could not be downloaded ({type(error).__name__}); "
+            "set data.path to a folder with the official files (cifar-100-python: train, test, meta)"
+        ) from None
+    arrays = {}
+    for name in ("train", "test"):
+        arrays[f"x_{name}"] = np.stack([np.asarray(image) for image in parts[name]["img"]])
+        arrays[f"y_{name}"] = np.asarray(parts[name]["fine_label"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.npz")
+    np.savez(partial, names=np.asarray(parts["train"].features["fine_label"].names), **arrays)
+    partial.replace(path)
+
+
+def load_digits(_: DataSettings) -> Dataset:
+    """1,797 grey 8 x 8 images of 10 digits; a fixed stratified fifth is the test set."""
+    package = importlib.util.find_spec("sklearn")  # only its file is needed: importing it takes a second
+    assert package is not None and package.origin is not None
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",")
+    images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    labels = table[:, -1].astype(np.int64)
+    train, test = _hold_out(labels)
+    return Dataset(_samples(images[train], labels[train]), _samples(images[test], labels[test]), list("0123456789"))
+
+
+def load_folder(settings: DataSettings) -> Dataset:
+    """`train/CLASS/*.png|jpg` and `test/CLASS/…`.
+
+    Each image is stored as a square: of side `image_size`, squeezed to it, or with
+    `evaluate_crop: resize_center_crop` of side `resize`, its shorter side scaled to it, centre kept.
+    """
+    root = Path(settings.path or "")
+    if not (root / "train").is_dir():
+        raise InputError(f"data.path: {root} has no folder train; expected train/CLASS/*.png or *.jpg")
+    names = sorted(entry.name for entry in (root / "train").iterdir() if entry.is_dir())
+    if len(names) < 2:
+        raise InputError(f"{root / 'train'} has {len(names)} class folders; expected at least two, one for each class")
+    train = _read_images(root / "train", names, settings)
+    if (root / "test").is_dir():
+        extra = {entry.name for entry in (root / "test").iterdir() if entry.is_dir()} - set(names)
+        if extra:
+            raise InputError(f"{root / 'test' / min(extra)} is a class that {root / 'train'} does not have; remove it")
+        return Dataset(train, _read_images(root / "test", names, settings), names)
+    rest, held = _hold_out(train.labels.numpy())
+    note = f"no folder test: {len(held):,} of {len(train):,} images (a stratified 20%) are held out as the test set"
+    parts = [Samples(train.images[part], train.labels[part]) for part in (rest, held)]
+    return Dataset(parts[0], parts[1], names, [note])
+
+
+def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Samples:
+    paths: list[tuple[Path, int]] = []
+    for label, name in enumerate(names):
+        found = sorted(path for path in (root / name).rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        if not found and root.name == "train":
+            raise InputError(f"{root / name} holds no .png or .jpg image; add some or remove the folder")
+        paths += [(path, label) for path in found]
+    with ThreadPoolExecutor() as pool:
+        images = list(pool.map(lambda entry: _read_image(entry[0], settings), paths))
+    return _samples(np.stack(images), np.asarray([label for _, label in paths]))
+
+
+def _read_image(path: Path, settings: DataSettings) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as image:
+            picture = ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:  # Pillow raises many kinds for a damaged file
+        raise InputError(f"{path} is no readable image ({type(error).__name__}); mend or remove it") from None
+    if isinstance(settings.evaluate_crop, ResizeCenterCrop):
+        side = settings.evaluate_crop.resize_center_crop.resize
+        picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
+    else:
+        side = settings.image_size or 64
+        picture = picture.resize((side, side), Image.Resampling.BILINEAR)
+    return np.asarray(picture).transpose(2, 0, 1)
+
+
+def load_npz(settings: DataSettings) -> Dataset:
+    """Arrays x_train, y_train, x_test, y_test; images (N, H, W), (N, H, W, C) or (N, C, H, W) with C 1 or 3."""
+    return _from_npz(Path(settings.path or ""))
+
+
+def _from_npz(path: Path) -> Dataset:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception as error:  # zip and numpy raise many kinds for a damaged file
+        raise InputError(f"{path} is no readable npz file ({type(error).__name__}); write it with numpy.savez") from None
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        if name not in arrays:
+            raise InputError(f"{path} has no array {name}; expected x_train, y_train, x_test and y_test")
+    parts = []
+    for part in ("train", "test"):
+        images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if images.dtype != np.uint8:
+            raise InputError(f"{path}: x_{part} is {images.dtype}; images are stored as uint8 from 0 to 255")
+        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+            raise InputError(f"{path}: y_{part} should be one whole number for each of the {len(images):,} images")
+        parts.append((_channels_first(images, f"{path}: x_{part}"), labels.astype(np.int64)))
+    labels = np.concatenate([parts[0][1], parts[1][1]])
+    if not len(parts[0][1]) or labels.min() < 0:
+        raise InputError(f"{path}: y_train and y_test should count classes from 0, and there should be images")
+    names = [str(name) for name in arrays["names"]] if "names" in arrays else []
+    return Dataset(_samples(*parts[0]), _samples(*parts[1]), names or [str(k) for k in range(int(labels.max()) + 1)])
+
+
+def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim == 4 and images.shape[3] in (1, 3):
+        return images.transpose(0, 3, 1, 2)
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images
+    raise InputError(f"{where} has shape {list(images.shape)}; expected (N, H, W), (N, H, W, C) or (N, C, H, W), C 1 or 3")
+
+
+def _hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of (training, test): the same for every seed, so that results stay comparable."""
+    return stratified(labels, round(TEST_SHARE * len(labels)), numpy_generator(0, "test set"))
+
+
+def _samples(images: np.ndarray, labels: np.ndarray) -> Samples:
+    return Samples(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))
+
+
+LOADERS: dict[str, Callable[[DataSettings], Dataset]] = {
+    "cifar100": load_cifar100,
+    "digits": load_digits,
+    "folder": load_folder,
+    "npz": load_npz,
+}

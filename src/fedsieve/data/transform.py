@@ -1,0 +1,113 @@
+"""From stored uint8 images to what the network sees, whole batches at a time."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedsieve.config import DataSettings, RandomResizedCrop, ResizeCenterCrop
+from fedsieve.data.load import Samples
+
+Statistics = tuple[list[float], list[float]]  # mean and standard deviation of each channel
+KNOWN: dict[str, Statistics] = {
+    "imagenet": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    "cifar100": ([0.5071, 0.4867, 0.4408], [0.2675, 0.2565, 0.2761]),
+}
+ASPECT = math.log(4 / 3)  # crops are at most this much wider than high, or higher than wide
+
+
+def channel_statistics(samples: Samples) -> Statistics:
+    """Mean and standard deviation of each channel over all pixels, of values in [0, 1]; exact, by counting."""
+    values = np.arange(256) / 255
+    means, deviations = [], []
+    for channel in range(samples.images.shape[1]):
+        counts = np.bincount(samples.images[:, channel].numpy().ravel(), minlength=256)
+        mean = float(counts @ values / counts.sum())
+        means.append(mean)
+        deviations.append(max(1e-6, float(counts @ (values - mean) ** 2 / counts.sum()) ** 0.5))
+    return (means * 3, deviations * 3) if len(means) == 1 else (means, deviations)
+
+
+class Transform:
+    """Batches of uint8 (B, 1 or 3, H, W) to normalised float32 (B, 3, size, size)."""
+
+    def __init__(self, settings: DataSettings, train: Samples) -> None:
+        assert settings.image_size is not None
+        self.size = settings.image_size
+        self.crop_from = (
+            settings.evaluate_crop.resize_center_crop.resize
+            if isinstance(settings.evaluate_crop, ResizeCenterCrop)
+            else None
+        )
+        self.flip = "horizontal_flip" in settings.augment
+        crops = [one for one in settings.augment if isinstance(one, RandomResizedCrop)]
+        self.crop_scale = crops[-1].random_resized_crop.scale if crops else None
+        self.mean, self.std = KNOWN.get(settings.normalize) or channel_statistics(train)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether training sees another picture each time."""
+        return self.flip or self.crop_scale is not None
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What the evaluation view depends on."""
+        return {"size": self.size, "crop_from": self.crop_from, "mean": self.mean, "std": self.std}
+
+    def evaluation(self, images: Tensor) -> Tensor:
+        return self._normalized(self._fitted(images.float()))
+
+    def training(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """The evaluation view, or a random crop where one is asked for, mirrored by a coin's toss."""
+        pixels = images.float()
+        if self.crop_scale is not None:
+            pixels = random_resized_crop(pixels, self.size, self.crop_scale, generator)
+        else:
+            pixels = self._fitted(pixels)
+        if self.flip:
+            tossed = torch.rand(len(pixels), generator=generator) < 0.5
+            pixels = torch.where(tossed.view(-1, 1, 1, 1).to(pixels.device), pixels.flip(3), pixels)
+        return self._normalized(pixels)
+
+    def _fitted(self, pixels: Tensor) -> Tensor:
+        if self.crop_from is None:
+            return _resized(pixels, self.size, self.size)
+        height, width = pixels.shape[2:]
+        scale = self.crop_from / min(height, width)
+        pixels = _resized(pixels, max(self.size, round(height * scale)), max(self.size, round(width * scale)))
+        top, left = ((side - self.size) // 2 for side in pixels.shape[2:])
+        return pixels[:, :, top : top + self.size, left : left + self.size]
+
+    def _normalized(self, pixels: Tensor) -> Tensor:
+        mean = torch.tensor(self.mean, device=pixels.device).view(1, 3, 1, 1) * 255
+        std = torch.tensor(self.std, device=pixels.device).view(1, 3, 1, 1) * 255
+        return (pixels.expand(-1, 3, -1, -1) - mean) / std  # grey images become three equal channels here
+
+
+def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
+    if tuple(pixels.shape[2:]) == (height, width):
+        return pixels
+    return F.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False, antialias=True)
+
+
+def random_resized_crop(
+    pixels: Tensor, size: int, scale: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """A random part of each image, of `scale` times its area and an aspect of 3/4 to 4/3, resized (bilinear).
+
+    Parts that would be longer than the image are cut at its border (torchvision draws again instead).
+    """
+    n = len(pixels)
+    area, aspect, row, column = torch.rand(4, n, generator=generator, dtype=torch.float64)
+    area = scale[0] + (scale[1] - scale[0]) * area
+    aspect = torch.exp(ASPECT * (2 * aspect - 1))
+    width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
+    left, top = (1 - width) * column, (1 - height) * row
+    grid = torch.zeros(n, 2, 3, dtype=torch.float64)  # of the output's coordinates in [-1, 1] to the input's
+    grid[:, 0, 0], grid[:, 0, 2] = width, 2 * left + width - 1
+    grid[:, 1, 1], grid[:, 1, 2] = height, 2 * top + height - 1
+    points = F.affine_grid(grid.float().to(pixels.device), [n, pixels.shape[1], size, size], align_corners=False)
+    return F.grid_sample(pixels, points, mode="bilinear", padding_mode="border", align_corners=False)

@@ -1,0 +1,297 @@
+"""An experiment from beginning to end.
+
+    data ─► split ─► clients
+    model ─► phases, each of them rounds of: choose clients ─► train them ─► aggregate ─► evaluate
+          ─► run folder: metrics, checkpoints, model, result
+
+Centralized training is the same loop with one client. Whatever is wrong with the input is found
+before the run folder is made.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedsieve.config import Experiment, LocalSettings, PhaseSettings, RidgeHead
+from fedsieve.errors import RunError
+from fedsieve.evaluate import Score
+from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
+from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
+from fedsieve.federate.ridge import RidgeRegression, ridge_statistics
+from fedsieve.federate.select import uniform
+from fedsieve.model.classifier import load_classifier
+from fedsieve.model.flat import Scope
+from fedsieve.randomness import numpy_generator
+from fedsieve.runs.checkpoint import Checkpoint, Progress
+from fedsieve.runs.folder import RunFolder, read_experiment, read_result
+from fedsieve.workbench import Observer, Workbench
+
+
+def run(experiment: Experiment, out: Path, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
+    """Run an experiment into the folder `out`, or go on with it; what result.json says.
+
+    Ended at any moment, even by the power plug, and started again with `resume`, it ends in the same
+    model to the last bit.
+    """
+    experiment = experiment.resolved()
+    observer = observer or Observer()
+    folder = RunFolder(out, experiment, resume)
+    if folder.is_finished:
+        observer.note(f"{out} is finished already")
+        return read_result(out)
+    configure_torch(experiment)
+    bench = Workbench(experiment, observer)
+    phases = plan(experiment)
+    try:
+        saved = folder.start()
+        state = saved or Checkpoint(Progress(), bench.model.vector, None, {})
+        bench.model.vector.copy_(state.vector)
+        state.vector = bench.model.vector  # from here on the model itself
+        for path in folder.damaged:
+            observer.note(f"checkpoint {path.name} is damaged; going on from the one before")
+        observer.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
+        clock = Clock(state.progress)
+        for phase in phases[state.progress.phase :]:
+            run_phase(experiment, phase, bench, state, folder, clock)
+        result = conclude(experiment, bench, state, folder, clock)
+        folder.save_result(result)
+        return result
+    finally:
+        folder.close()
+
+
+# --------------------------------------------------------------------------------------------- phases
+
+
+class Aggregator(Protocol):
+    def add(self, update: Update) -> None: ...
+    def finish(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase's settings, and what clients and server do in its rounds."""
+
+    settings: PhaseSettings
+    clients: int  # per round
+    update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
+    aggregator: Callable[[Tensor], Aggregator]  # made anew each round, from the weights before it
+
+
+def plan(experiment: Experiment) -> list[Phase]:
+    """The phases in order; a ridge head is one of its own, in which every client takes part once."""
+    phases = []
+    head, clients = experiment.model.head, experiment.clients
+    if isinstance(head, RidgeHead):
+        once = PhaseSettings(name="ridge", train="head", rounds=1, local=LocalSettings(epochs=1, lr=0.0))
+        phases.append(Phase(once, clients.count, ridge_statistics, lambda _: RidgeRegression(head.ridge.penalty)))
+    weight_of = WEIGHTINGS[clients.weighting]
+    for settings in experiment.phases:
+        phases.append(Phase(settings, clients.per_round, train_client, lambda weights: FedAvg(weights, weight_of)))
+    return phases
+
+
+def run_phase(
+    experiment: Experiment, phase: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
+) -> None:
+    """The rounds of a phase from where `state` stands, then its result."""
+    settings, progress = phase.settings, state.progress
+    scope = bench.model.scope(settings.train)
+    is_ridge = phase.update is ridge_statistics
+    on_features = not scope.trains_backbone and (is_ridge or not bench.transform.is_random)
+    network = bench.classifier.head if on_features else bench.classifier
+    context = Context(scope, network, settings.local, settings.optimizer_state == "carry", experiment.seed)
+    if on_features:
+        bench.features(bench.data.train)  # computed here, so that it does not count as the first round's time
+    if scope.trains_backbone:
+        bench.forget_features()
+
+    while progress.round < settings.rounds:
+        started = time.monotonic()
+        chosen = choose_clients(experiment, phase, progress.round + 1)
+        try:
+            line = run_round(phase, progress.round + 1, chosen, bench, context, state.clients, on_features)
+        except (RunError, KeyboardInterrupt):
+            folder.save_checkpoint(state, force=True)  # the weights are still those before the round
+            raise
+        progress.round += 1
+        progress.rounds += 1
+        if progress.round % experiment.evaluate.every == 0 or progress.round == settings.rounds:
+            evaluate_round(experiment, bench, scope, state, line)
+        line["seconds"] = time.monotonic() - started
+        clock.tick()
+        folder.add_metrics(line)
+        folder.save_checkpoint(state, force=progress.round == settings.rounds)
+        bench.observer.round(line)
+
+    if state.best is not None:  # keep: best
+        scope.write(state.best.to(bench.device))
+    score = bench.test_score(scope) if experiment.evaluate.test != "never" else None
+    progress.phases.append(phase_result(settings, progress, score, folder, clock))
+    progress.phase, progress.round, progress.best = progress.phase + 1, 0, {}
+    state.best, state.clients = None, {}
+    folder.save_checkpoint(state, force=True)
+
+
+def choose_clients(experiment: Experiment, phase: Phase, round: int) -> list[int]:
+    generator = numpy_generator(experiment.seed, "clients", phase.settings.name, round)
+    return uniform(experiment.clients.count, phase.clients, generator)
+
+
+def run_round(
+    phase: Phase,
+    round: int,
+    chosen: list[int],
+    bench: Workbench,
+    context: Context,
+    states: dict[int, ClientState],
+    on_features: bool,
+) -> dict[str, Any]:
+    """One exchange between server and clients; leaves the new weights in the model."""
+    scope = context.scope
+    before = scope.read()
+    broadcast = Broadcast(phase.settings.name, round, phase.settings.rounds, before)
+    aggregator = phase.aggregator(before)
+    changed: dict[int, ClientState] = {}
+    updates, bytes_up = [], 0
+    scope.prepare_training()
+    try:
+        for client in chosen:
+            data = bench.client_data(client, on_features)
+            update, new_state = phase.update(broadcast, data, states.get(client, {}), context)
+            aggregator.add(update)
+            bytes_up += sum(vector.numel() * vector.element_size() for vector in update.vectors.values())
+            updates.append((update.samples, update.metrics))
+            if new_state:
+                changed[client] = new_state
+        scope.write(aggregator.finish())
+    except BaseException:
+        scope.write(before)
+        raise
+    states.update(changed)
+    return {
+        "phase": phase.settings.name,
+        "round": round,
+        "clients": chosen,
+        "train_loss": mean_over_samples(updates, "train_loss"),
+        "val_accuracy": None,
+        "val_loss": None,
+        "drift_mean": mean_over_clients(updates, "drift"),
+        "bytes_up": bytes_up,
+        "bytes_down": len(chosen) * before.numel() * before.element_size(),
+    }
+
+
+def evaluate_round(
+    experiment: Experiment, bench: Workbench, scope: Scope, state: Checkpoint, line: dict[str, Any]
+) -> None:
+    """Score the new weights on the validation set, and remember them if they are the best so far."""
+    score = bench.score(bench.data.train, bench.validation_sample, scope)
+    if score is not None:
+        line |= {"val_accuracy": score.accuracy, "val_loss": score.loss}
+        best = state.progress.best
+        if not best or (score.accuracy, -score.loss) > (best["val_accuracy"], -best["val_loss"]):
+            state.progress.best = {key: line[key] for key in ("round", "val_accuracy", "val_loss")}
+            if experiment.evaluate.keep == "best":
+                state.best = scope.read()
+    if experiment.evaluate.test == "each":
+        line |= score_as("test", bench.test_score(scope))
+
+
+# -------------------------------------------------------------------------------------------- results
+
+
+def phase_result(
+    settings: PhaseSettings, progress: Progress, test: Score | None, folder: RunFolder, clock: "Clock"
+) -> dict[str, Any]:
+    lines = [line for line in folder.metrics() if line["phase"] == settings.name]
+    return {
+        "name": settings.name,
+        "rounds": settings.rounds,
+        "best_round": progress.best.get("round"),
+        "best_val_accuracy": progress.best.get("val_accuracy"),
+        "best_val_loss": progress.best.get("val_loss"),
+        **score_as("test", test),
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "seconds": clock.tick() - sum(phase["seconds"] for phase in progress.phases),
+    }
+
+
+def conclude(
+    experiment: Experiment, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
+) -> dict[str, Any]:
+    """Save the model, and say what came out: the last phase's scores are the run's."""
+    phases = state.progress.phases
+    scope = bench.model.scope(plan(experiment)[-1].settings.train)
+    best = [phase["best_val_accuracy"] for phase in phases if phase["best_val_accuracy"] is not None]
+    return {
+        "test_accuracy": phases[-1]["test_accuracy"],
+        "test_loss": phases[-1]["test_loss"],
+        **score_as("val", bench.score(bench.data.train, bench.validation, scope)),
+        "best_val_accuracy": max(best, default=None),
+        "bytes_up": sum(phase["bytes_up"] for phase in phases),
+        "bytes_down": sum(phase["bytes_down"] for phase in phases),
+        "model_sha256": folder.save_model(bench.model),
+        "seconds": clock.tick(),
+        "seed": experiment.seed,
+        "phases": phases,
+    }
+
+
+def score_as(name: str, score: Score | None) -> dict[str, float | None]:
+    return {f"{name}_accuracy": score and score.accuracy, f"{name}_loss": score and score.loss}
+
+
+def mean_over_samples(updates: list[tuple[int, dict[str, float]]], name: str) -> float | None:
+    known = [(samples, metrics[name]) for samples, metrics in updates if name in metrics]
+    return sum(samples * value for samples, value in known) / sum(samples for samples, _ in known) if known else None
+
+
+def mean_over_clients(updates: list[tuple[int, dict[str, float]]], name: str) -> float | None:
+    known = [metrics[name] for _, metrics in updates if name in metrics]
+    return sum(known) / len(known) if known else None
+
+
+def evaluate_run(path: Path) -> dict[str, dict[str, float | None]]:
+    """Score a finished run's model again; beside each figure what the run itself recorded."""
+    recorded = read_result(path)
+    experiment = read_experiment(path)
+    configure_torch(experiment)
+    bench = Workbench(experiment, Observer(), load_classifier(path))
+    everything = bench.model.scope("all")
+    measured = {
+        **score_as("val", bench.score(bench.data.train, bench.validation, everything)),
+        **score_as("test", bench.test_score(everything)),
+    }
+    return {name: {"measured": value, "recorded": recorded[name]} for name, value in measured.items()}
+
+
+class Clock:
+    """Seconds spent on the run, those before an interruption included."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.last = time.monotonic()
+
+    def tick(self) -> float:
+        now = time.monotonic()
+        self.progress.seconds += now - self.last
+        self.last = now
+        return self.progress.seconds
+
+
+def configure_torch(experiment: Experiment) -> None:
+    """The same command on the same machine gives the same bits."""
+    assert experiment.threads != "auto"
+    torch.set_num_threads(experiment.threads)
+    if experiment.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False

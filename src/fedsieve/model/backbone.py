@@ -1,0 +1,166 @@
+"""Pretrained backbones: a hub name, a local folder, a checkpoint file, or `pico`.
+
+ViT, DINO and DINOv2 become the network of `vit.py`, whatever format they come in. Any other model of
+transformers that gives one feature vector per image is used as it is.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsieve.errors import InputError
+from fedsieve.model.checkpoint import (
+    check_image_size,
+    read_hugging_face_config,
+    read_tensors,
+    rename_hugging_face,
+    shape_of,
+    shape_of_config,
+    vit_from_tensors,
+)
+from fedsieve.model.vit import ViT, ViTShape
+
+OUR_VIT = ("vit", "dinov2", "dinov2_with_registers")  # model types that vit.py covers
+
+
+class HuggingFaceBackbone(nn.Module):
+    """Any other transformers vision model; its feature is the pooled output."""
+
+    def __init__(self, network: nn.Module, width: int) -> None:
+        super().__init__()
+        self.network = network
+        self.width = width
+
+    def forward(self, images: Tensor) -> Tensor:
+        return pooled(self.network(images))
+
+
+Backbone = ViT | HuggingFaceBackbone
+
+
+def load_backbone(name: str, image_size: int) -> Backbone:
+    """The backbone that `model.backbone` names, ready for images of `image_size` pixels."""
+    if name == "pico":
+        path = Path(str(resources.files("fedsieve") / "model" / "pico.safetensors"))
+        return _from_file(path, image_size, "pico")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _from_folder(path, image_size)
+    if path.is_file():
+        return _from_file(path, image_size, str(path))
+    if path.suffix in (".pth", ".pt", ".bin", ".safetensors") or name.startswith((".", "/", "~")):
+        raise InputError(f"model.backbone: {name} does not exist; give a checkpoint file, a folder or a hub name")
+    return _from_folder(_download(name), image_size)
+
+
+def _from_file(path: Path, image_size: int, source: str) -> ViT:
+    tensors = read_tensors(path)
+    if "patch_embed.proj.weight" not in tensors:
+        tensors = rename_hugging_face(tensors)
+    return vit_from_tensors(tensors, shape_of(tensors, source), image_size, source)
+
+
+def _from_folder(folder: Path, image_size: int) -> Backbone:
+    config = read_hugging_face_config(folder)
+    plain = config.get("hidden_act", "gelu") == "gelu" and config.get("qkv_bias", True)
+    if config.get("model_type") not in OUR_VIT or not plain or config.get("use_swiglu_ffn"):
+        return _from_transformers(folder, image_size)
+    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    if not files:
+        raise InputError(f"{folder} holds no weights; expected model.safetensors or pytorch_model.bin")
+    tensors = rename_hugging_face({name: tensor for file in files for name, tensor in read_tensors(file).items()})
+    return vit_from_tensors(tensors, shape_of_config(config, tensors, str(folder)), image_size, str(folder))
+
+
+def _from_transformers(folder: Path, image_size: int) -> HuggingFaceBackbone:
+    from transformers import AutoModel
+
+    try:
+        with quiet_transformers():
+            network, info = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    except Exception as error:  # a folder can be wrong in many ways
+        raise InputError(f"{folder} is no vision model that transformers can load ({_first_line(error)})") from None
+    if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers
+        raise InputError(f"{folder} does not fit: it has no tensor {missing[0]}; give a folder made by save_pretrained")
+    return _wrapped(network, image_size, str(folder))
+
+
+def _wrapped(network: nn.Module, image_size: int, source: str) -> HuggingFaceBackbone:
+    patch_size: Any = getattr(network.config, "patch_size", None)
+    if isinstance(patch_size, int):
+        check_image_size(image_size, patch_size)
+    network.eval()
+    try:
+        with torch.no_grad():
+            width = pooled(network(torch.zeros(1, 3, image_size, image_size))).shape[1]
+    except Exception as error:
+        raise InputError(f"{source} does not turn {image_size} px images into features ({_first_line(error)})") from None
+    return HuggingFaceBackbone(network, width)
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars and no advice from transformers while it loads or saves something."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def pooled(output: Any) -> Tensor:
+    """One vector per image: the model's own pooled output, else the mean over positions."""
+    feature = getattr(output, "pooler_output", None)
+    if feature is None:
+        hidden = output.last_hidden_state
+        feature = hidden.mean(dim=1) if hidden.ndim == 3 else hidden.mean(dim=(2, 3))
+    return feature.flatten(1)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["config.json", "*.safetensors", "pytorch_model*.bin"]))
+    except Exception as error:
+        raise InputError(
+            f"model.backbone: '{name}' is no local file or folder and could not be fetched from the Hugging Face hub "
+            f"({type(error).__name__}); give a path instead, such as model.backbone=PATH/TO/dino_deitsmall16_pretrain.pth"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+# A finished run must open without the file its backbone came from, so its model file describes it.
+
+
+def describe(backbone: Backbone) -> dict[str, Any]:
+    if isinstance(backbone, ViT):
+        return {"vit": vars(backbone.shape)}
+    return {"transformers": backbone.network.config.to_dict(), "width": backbone.width}
+
+
+def from_description(description: dict[str, Any]) -> Backbone:
+    """An empty backbone of the described shape."""
+    if "vit" in description:
+        return ViT(ViTShape(**description["vit"]))
+    from transformers import AutoConfig, AutoModel
+
+    config = dict(description["transformers"])
+    network = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
+    return HuggingFaceBackbone(network, description["width"])
+
+

@@ -1,0 +1,180 @@
+"""Checkpoint files of vision transformers: reading them, naming things alike, fitting the image size."""
+
+import json
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedsieve.errors import InputError
+from fedsieve.model.vit import ViT, ViTShape
+
+HEAD_WIDTH = 64  # DINO and DINOv2 files do not say the number of heads; all of them use 64 wide ones
+
+# Hugging Face's names, those of the files on the hub and those of transformers 5, to ours.
+HUGGING_FACE_NAMES = [
+    (r"^(vit|dinov2|dinov2_with_registers)\.", ""),
+    (r"^embeddings\.cls_token$", "cls_token"),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^embeddings\.register_tokens$", "register_tokens"),
+    (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
+    (r"^(encoder\.layer|layers)\.", "blocks."),
+    (r"\.attention\.attention\.", ".attention."),
+    (r"\.attention\.(query|q_proj)\.", ".attn.q."),
+    (r"\.attention\.(key|k_proj)\.", ".attn.k."),
+    (r"\.attention\.(value|v_proj)\.", ".attn.v."),
+    (r"\.attention\.(output\.dense|o_proj)\.", ".attn.proj."),
+    (r"\.intermediate\.dense\.", ".mlp.fc1."),
+    (r"^(blocks\.\d+)\.output\.dense\.", r"\1.mlp.fc2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.layer_scale([12])\.lambda1$", r".ls\1.gamma"),
+    (r"^layernorm\.", "norm."),
+]
+UNUSED = re.compile(r"^(pooler\.|classifier\.|head\.|(embeddings\.)?mask_token$|fc\.)")
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The named tensors of a `.safetensors` file, or of a `.pth`/`.bin` one (no pickled code is run)."""
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        with torch.serialization.safe_globals([Namespace]):  # DINO's training checkpoints keep their arguments in one
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # both readers raise many kinds for a damaged file
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{path} is no readable checkpoint ({reason}); give a .safetensors or .pth file of weights")
+    for key in ("teacher", "state_dict", "model"):  # DINO's full training checkpoints wrap the network
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        raise InputError(f"{path} holds no named tensors; give a .safetensors or .pth file of weights")
+    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
+    return {re.sub(r"^(module\.)?(backbone\.)?", "", name): value for name, value in tensors.items()}
+
+
+def rename_hugging_face(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Hugging Face's ViT, DINOv2 tensors under our names, with query, key and value fused into qkv."""
+    renamed = {}
+    for name, tensor in tensors.items():
+        for pattern, ours in HUGGING_FACE_NAMES:
+            name = re.sub(pattern, ours, name)
+        renamed[name] = tensor
+    for name in [name for name in renamed if ".attn.q." in name]:
+        parts = [name.replace(".attn.q.", f".attn.{letter}.") for letter in "qkv"]
+        if len({renamed[part].shape if part in renamed else None for part in parts}) == 1:  # else `fill` says what is wrong
+            renamed[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([renamed.pop(part) for part in parts])
+    return renamed
+
+
+def shape_of(tensors: Mapping[str, Tensor], source: str) -> ViTShape:
+    """Read the network's shape off the tensors' shapes (image size: the one it was trained at)."""
+    try:
+        width, _, patch_size, _ = tensors["patch_embed.proj.weight"].shape
+        copies, positions, _ = tensors["pos_embed"].shape
+        depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("blocks."))
+        hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        if "blocks.0.mlp.w12.weight" in tensors:
+            raise InputError(f"{source} has SwiGLU layers (DINOv2 giant), which are not supported; use ViT-S, B or L")
+        raise InputError(
+            f"{source} is no DINO or DINOv2 checkpoint (missing or misshapen: {error}); expected names such as "
+            "patch_embed.proj.weight, pos_embed and blocks.0.attn.qkv.weight"
+        )
+    side = round((positions - 1) ** 0.5)
+    if copies != 1 or positions != 1 + side**2:
+        raise InputError(
+            f"{source} does not fit: pos_embed has shape {list(tensors['pos_embed'].shape)}, expected "
+            f"[1, 1 + patches, {width}] with a square number of patches"
+        )
+    registers = tensors["register_tokens"].shape[1] if "register_tokens" in tensors else 0
+    return ViTShape(
+        image_size=side * patch_size,
+        patch_size=patch_size,
+        width=width,
+        depth=depth,
+        heads=max(1, width // HEAD_WIDTH),
+        hidden=hidden,
+        layer_scale="blocks.0.ls1.gamma" in tensors,
+        registers=registers,
+    )
+
+
+def shape_of_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], source: str) -> ViTShape:
+    """The shape that a Hugging Face `config.json` and its tensors describe."""
+    return replace(
+        shape_of(tensors, source),
+        heads=config.get("num_attention_heads", 12),
+        epsilon=config.get("layer_norm_eps", 1e-12 if config["model_type"] == "vit" else 1e-6),
+    )
+
+
+def resize_positions(positions: Tensor, patches_per_side: int, antialias: bool) -> Tensor:
+    """Position embeddings for another image size: bicubic over the grid of patches, the class token's kept."""
+    side = round((positions.shape[1] - 1) ** 0.5)
+    if side == patches_per_side:
+        return positions
+    grid = positions[:, 1:].float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    size = (patches_per_side, patches_per_side)
+    grid = F.interpolate(grid, size=size, mode="bicubic", align_corners=False, antialias=antialias)
+    return torch.cat((positions[:, :1].float(), grid.flatten(2).transpose(1, 2)), dim=1)
+
+
+def check_image_size(image_size: int, patch_size: int) -> None:
+    if image_size % patch_size:
+        below = image_size - image_size % patch_size
+        choices = f"{below} or {below + patch_size}" if below else str(patch_size)
+        raise InputError(
+            f"data.image_size {image_size} is no multiple of the backbone's patch size {patch_size}; use {choices}"
+        )
+
+
+def vit_from_tensors(tensors: dict[str, Tensor], shape: ViTShape, image_size: int, source: str) -> ViT:
+    """Build the network for `image_size` and fill it, checking each tensor."""
+    check_image_size(image_size, shape.patch_size)
+    if shape.width % shape.heads:
+        raise InputError(f"{source} does not fit: a width of {shape.width} cannot be shared by {shape.heads} heads")
+    network = ViT(replace(shape, image_size=image_size))
+    side = image_size // shape.patch_size
+    tensors = {name: tensor.float() for name, tensor in tensors.items() if not UNUSED.match(name)}
+    antialias = shape.registers > 0  # as the authors of DINOv2 do it: with registers, but not without
+    tensors["pos_embed"] = resize_positions(tensors["pos_embed"], side, antialias)
+    fill(network, tensors, source)
+    return network
+
+
+@torch.no_grad()
+def fill(network: torch.nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Copy named tensors into a network; the first that is missing, left over or misshapen is named.
+
+    Whole-number buffers (BatchNorm's count of batches, tables of indices) are no weights and stay as they are.
+    """
+    own: dict[str, Tensor] = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    own = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+    for name, target in own.items():
+        if name not in tensors:
+            raise InputError(f"{source} does not fit: it has no tensor {name} of shape {list(target.shape)}")
+        if tensors[name].shape != target.shape:
+            raise InputError(
+                f"{source} does not fit: {name} has shape {list(tensors[name].shape)}, expected {list(target.shape)}"
+            )
+    for name in tensors:
+        if name not in own:
+            raise InputError(f"{source} does not fit: it has a tensor {name} that the network does not")
+    for name, target in own.items():
+        target.copy_(tensors[name])
+
+
+def read_hugging_face_config(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} has no readable config.json ({error}); give a folder made by save_pretrained")

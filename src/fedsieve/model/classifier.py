@@ -1,0 +1,100 @@
+"""A backbone with a head: the model that is fine-tuned, saved and opened again."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedsieve.config import Experiment, MlpHead
+from fedsieve.errors import InputError
+from fedsieve.model.backbone import Backbone, describe, from_description, load_backbone
+from fedsieve.model.checkpoint import fill
+from fedsieve.randomness import torch_generator
+
+
+class Classifier(nn.Module):
+    """Images to class scores; `head` alone takes features to class scores."""
+
+    def __init__(self, backbone: Backbone, head: nn.Module, classes: list[str]) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.classes = classes
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(images))
+
+
+def make_head(width: int, classes: int, hidden: int | None) -> nn.Module:
+    """A linear head, or with `hidden` an MLP with one hidden layer."""
+    if hidden is None:
+        return nn.Linear(width, classes)
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+@torch.no_grad()
+def initialize_head(head: nn.Module, generator: torch.Generator) -> None:
+    """Small random weights, zero biases, so that training starts from an even guess: normal(0, 0.01) for
+    the layer that gives the scores, normal(0, sqrt(2 / inputs)) (He et al., 2015) before a ReLU."""
+    linears = [module for module in head.modules() if isinstance(module, nn.Linear)]
+    for linear in linears:
+        deviation = 0.01 if linear is linears[-1] else (2 / linear.in_features) ** 0.5
+        linear.weight.normal_(0.0, deviation, generator=generator)
+        linear.bias.zero_()
+
+
+def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
+    """The model that an experiment starts from."""
+    assert experiment.data.image_size is not None
+    backbone = load_backbone(experiment.model.backbone, experiment.data.image_size)
+    blocks = len(getattr(backbone, "blocks", ()))
+    for number, phase in enumerate(experiment.phases):
+        wrong = [block for block in getattr(phase.train, "blocks", ()) if not 0 <= block < blocks]
+        if wrong:
+            there = f"it has blocks 0 to {blocks - 1}" if blocks else "it has no numbered blocks; use backbone or all"
+            raise InputError(f"phases.{number}.train.blocks: the backbone has no block {wrong[0]}; {there}")
+    hidden = experiment.model.head.mlp.hidden if isinstance(experiment.model.head, MlpHead) else None
+    head = make_head(backbone.width, len(classes), hidden)
+    initialize_head(head, torch_generator(experiment.seed, "head"))
+    model = Classifier(backbone, head, classes)
+    if experiment.model.init is not None:
+        path = Path(experiment.model.init) / "model.safetensors"
+        fill_classifier(model, read_classifier_file(path, "model.init")[0], f"model.init: {path}")
+    return model
+
+
+# ------------------------------------------------------------------------------ the file of a finished run
+
+
+def description(model: Classifier) -> dict[str, str]:
+    """What stands beside the tensors in the file, so that it can be opened without the experiment."""
+    hidden = model.head[0].out_features if isinstance(model.head, nn.Sequential) else None
+    parts = {"backbone": describe(model.backbone), "hidden": hidden, "classes": model.classes}
+    return {"fedsieve": json.dumps(parts, sort_keys=True)}
+
+
+def read_classifier_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            parts = json.loads((file.metadata() or {})["fedsieve"])
+            return {name: file.get_tensor(name) for name in file.keys()}, parts  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError, KeyError, ValueError):
+        raise InputError(f"{what}: {path} is no model of a finished run; give the folder of one") from None
+
+
+def fill_classifier(model: Classifier, tensors: Mapping[str, Tensor], source: str) -> None:
+    fill(model, {name: tensor for name, tensor in tensors.items()}, source)
+
+
+def load_classifier(run: Path) -> Classifier:
+    """The model of a finished run's folder."""
+    tensors, parts = read_classifier_file(run / "model.safetensors", "RUN")
+    backbone = from_description(parts["backbone"])
+    head = make_head(backbone.width, len(parts["classes"]), parts["hidden"])
+    model = Classifier(backbone, head, parts["classes"])
+    fill_classifier(model, tensors, str(run))
+    return model.eval()

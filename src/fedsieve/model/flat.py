@@ -1,0 +1,115 @@
+"""All weights of a model in one vector.
+
+The parameters lie one after another in a single buffer, in the order of the modules, and the
+floating-point buffers (BatchNorm's statistics) behind them; the model's own tensors are views into it.
+So resetting a client is one copy, an update one subtraction and a mask one bit per entry.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedsieve.config import BlocksScope, Train
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named tensor's place in the vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    is_buffer: bool
+
+
+class FlatModel:
+    """A module whose weights are views into `vector`."""
+
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        self.module = module.to(device)
+        parameters = list(module.named_parameters())
+        buffers = [(name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
+        self.entries: list[Entry] = []
+        start = 0
+        for tensors, is_buffer in ((parameters, False), (buffers, True)):
+            for name, tensor in tensors:
+                self.entries.append(Entry(name, tuple(tensor.shape), start, start + tensor.numel(), is_buffer))
+                start += tensor.numel()
+        self.vector = torch.empty(start, device=device)
+        self.parameters: dict[str, nn.Parameter] = dict(parameters)
+        with torch.no_grad():
+            for entry, (_, tensor) in zip(self.entries, parameters + buffers, strict=True):
+                view = self.view(entry)
+                view.copy_(tensor)
+                if entry.is_buffer:
+                    owner, _, leaf = entry.name.rpartition(".")
+                    module.get_submodule(owner)._buffers[leaf] = view
+                else:
+                    self.parameters[entry.name].data = view
+
+    def view(self, entry: Entry) -> Tensor:
+        return self.vector[entry.start : entry.stop].view(entry.shape)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The named tensors, as views."""
+        return {entry.name: self.view(entry) for entry in self.entries}
+
+    def scope(self, train: Train) -> "Scope":
+        """The part of the vector that `train: head | backbone | all | {blocks, head}` lets change."""
+        if isinstance(train, BlocksScope):
+            prefixes = [f"backbone.blocks.{block}." for block in train.blocks] + ["head."] * train.head
+        else:
+            prefixes = {"head": ["head."], "backbone": ["backbone."], "all": ["backbone.", "head."]}[train]
+        return Scope(self, [entry for entry in self.entries if entry.name.startswith(tuple(prefixes))])
+
+
+class Scope:
+    """The entries that a phase may change, as ranges of the vector."""
+
+    def __init__(self, model: FlatModel, entries: list[Entry]) -> None:
+        self.model = model
+        self.entries = entries
+        self.ranges: list[tuple[int, int]] = []
+        for entry in entries:  # neighbours are merged: a head, a backbone or everything is one or two ranges
+            if self.ranges and self.ranges[-1][1] == entry.start:
+                self.ranges[-1] = (self.ranges[-1][0], entry.stop)
+            else:
+                self.ranges.append((entry.start, entry.stop))
+        self.size = sum(stop - start for start, stop in self.ranges)
+
+    @cached_property
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.model.parameters[entry.name] for entry in self.entries if not entry.is_buffer]
+
+    @property
+    def trains_backbone(self) -> bool:
+        return any(entry.name.startswith("backbone.") for entry in self.entries)
+
+    def read(self) -> Tensor:
+        """A copy of the values in scope, as one vector."""
+        return torch.cat([self.model.vector[start:stop] for start, stop in self.ranges])
+
+    def write(self, values: Tensor) -> None:
+        """Set the values in scope: one copy per range."""
+        position = 0
+        for start, stop in self.ranges:
+            self.model.vector[start:stop] = values[position : position + stop - start]
+            position += stop - start
+
+    def prepare_training(self) -> None:
+        """Gradients and training mode (BatchNorm, dropout) for what is in scope, neither for the rest."""
+        trained = {id(parameter) for parameter in self.parameters}
+        for parameter in self.model.parameters.values():
+            parameter.requires_grad_(id(parameter) in trained)
+        _set_training(self.model.module, False)
+
+
+def _set_training(module: nn.Module, inherited: bool) -> None:
+    """Training mode where anything below is trained; what has no parameters (dropout) follows its parent."""
+    flags = [parameter.requires_grad for parameter in module.parameters()]
+    module.training = any(flags) if flags else inherited
+    for child in module.children():
+        _set_training(child, module.training)

@@ -1,0 +1,59 @@
+"""Pictures as PNG files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no window: files only
+import matplotlib.pyplot as plt  # noqa: E402
+import numpy as np  # noqa: E402
+
+from fedsieve.runs.atomic import written_atomically  # noqa: E402
+
+COLOURS = ["#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5"]
+
+
+def plot_curves(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
+    """Validation accuracy and training loss by round, one line for each run; phases follow one another."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for (name, lines), colour in zip(runs.items(), COLOURS * len(runs), strict=False):
+        rounds = np.arange(1, len(lines) + 1)
+        for axis, key in ((left, "val_accuracy"), (right, "train_loss")):
+            known = [(x, line[key]) for x, line in zip(rounds, lines, strict=True) if line[key] is not None]
+            if known:
+                xs, ys = zip(*known, strict=True)
+                style = ".-" if len(xs) < 60 else "-"
+                axis.plot(xs, ys, style, color=colour, label=name, linewidth=1.8, markersize=4)
+        starts = [i + 1 for i in range(1, len(lines)) if lines[i]["phase"] != lines[i - 1]["phase"]]
+        for start in starts:
+            for axis in (left, right):
+                axis.axvline(start - 0.5, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
+    for axis, label in ((left, "validation accuracy"), (right, "training loss")):
+        axis.set_xlabel("round")
+        axis.set_ylabel(label)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(color="#eeeeee")
+    left.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
+    left.legend(frameon=False)
+    _save(figure, path)
+
+
+def plot_split(counts: np.ndarray, path: Path) -> None:
+    """Who holds which classes: one row per client, one column per class, darker is more samples."""
+    figure, axis = plt.subplots(figsize=(8, 6), layout="constrained")
+    shown = np.where(counts == 0, np.nan, counts)
+    picture = axis.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest", vmin=0)
+    axis.set_xlabel("class")
+    axis.set_ylabel("client")
+    axis.set_title(f"{int(counts.sum()):,} samples, {counts.shape[0]:,} clients, {counts.shape[1]:,} classes", loc="left")
+    figure.colorbar(picture, label="samples", shrink=0.8)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_atomically(path) as partial:
+        figure.savefig(partial, dpi=150, format="png")
+    plt.close(figure)

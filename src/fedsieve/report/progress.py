@@ -1,0 +1,58 @@
+"""What a person sees while a run goes on: a bar with an estimate, and notes."""
+
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fedsieve.report.tables import number, percent
+from fedsieve.workbench import Observer
+
+
+class ProgressBar(Observer):
+    """A bar for the rounds of the whole run, and one for the features while they are computed."""
+
+    def __init__(self, console: Console, label: str = "rounds") -> None:
+        self.console, self.label = console, label
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.rounds: TaskID | None = None
+        self.images: TaskID | None = None
+
+    def __enter__(self) -> "ProgressBar":
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.progress.stop()
+
+    def note(self, text: str) -> None:
+        self.progress.console.print(f"note: {text}", soft_wrap=True)
+
+    def features(self, done: int, total: int) -> None:
+        if self.images is None:
+            self.images = self.progress.add_task("features", total=total, status="")
+        self.progress.update(self.images, completed=done, total=total)
+        if done >= total:
+            self.progress.remove_task(self.images)
+            self.images = None
+
+    def started(self, rounds: int, done: int) -> None:
+        if done:
+            self.note(f"going on after round {done} of {rounds}")
+        self.rounds = self.progress.add_task(self.label, total=rounds, completed=done, status="")
+
+    def round(self, line: dict[str, Any]) -> None:
+        assert self.rounds is not None
+        status = f"{line['phase']}: loss {number(line['train_loss'])}, val {percent(line['val_accuracy'])}"
+        self.progress.update(self.rounds, advance=1, status=status)

@@ -1,0 +1,95 @@
+"""Tables for the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _table(columns: Sequence[str], title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column(columns[0])
+    for name in columns[1:]:
+        table.add_column(name, justify="right")
+    return table
+
+
+def result_table(result: Mapping[str, Any]) -> Table:
+    """One row for each phase of a run."""
+    table = _table(["phase", "rounds", "best val", "at round", "test", "test loss", "up", "down", "time"])
+    for phase in result["phases"]:
+        table.add_row(
+            phase["name"],
+            str(phase["rounds"]),
+            percent(phase["best_val_accuracy"]),
+            str(phase["best_round"] or "–"),
+            percent(phase["test_accuracy"]),
+            number(phase["test_loss"]),
+            size(phase["bytes_up"]),
+            size(phase["bytes_down"]),
+            duration(phase["seconds"]),
+        )
+    return table
+
+
+def runs_table(results: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
+    """One row for each run."""
+    table = _table(["run", "test accuracy", "test loss", "best val", "sent up", "time"], title)
+    for name, result in results.items():
+        table.add_row(
+            name,
+            percent(result["test_accuracy"]),
+            number(result["test_loss"]),
+            percent(result["best_val_accuracy"]),
+            size(result["bytes_up"]),
+            duration(result["seconds"]),
+        )
+    return table
+
+
+def scores_table(scores: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Figures measured again beside those the run recorded."""
+    table = _table(["", "measured now", "recorded by the run"])
+    for name, values in scores.items():
+        show = percent if name.endswith("accuracy") else number
+        table.add_row(name, show(values["measured"]), show(values["recorded"]))
+    return table
+
+
+def split_table(counts: np.ndarray, classes: Sequence[str], limit: int = 20) -> Table:
+    """One row for each client (the first `limit`): its samples and its most frequent classes."""
+    table = Table(header_style="bold")
+    for name in ("client", "samples", "classes"):
+        table.add_column(name, justify="right")
+    table.add_column("most frequent")
+    for client, row in enumerate(counts[:limit]):
+        held = [index for index in np.argsort(-row, kind="stable") if row[index]]
+        names = ", ".join(f"{classes[index]} {row[index]}" for index in held[:5])
+        table.add_row(str(client), f"{row.sum():,}", str(len(held)), names + (", …" if len(held) > 5 else ""))
+    if len(counts) > limit:
+        table.add_row("…", "", "", f"{len(counts) - limit:,} more clients; --json has all")
+    return table

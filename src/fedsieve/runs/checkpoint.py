@@ -1,0 +1,93 @@
+"""A run's state between two rounds, as one file that can be trusted or is refused.
+
+There is no random state in it: randomness is addressed by phase, round and client.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fedsieve.federate.client import ClientState
+from fedsieve.runs.atomic import written_atomically
+
+KEPT = 2  # the newest, and the one before in case the newest is damaged
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    phase: int = 0  # the phase under way
+    round: int = 0  # its rounds that are done
+    rounds: int = 0  # of all phases: as many lines of metrics are valid
+    seconds: float = 0.0  # spent on rounds so far
+    best: dict[str, Any] = field(default_factory=dict)  # of the phase under way: round, val_accuracy, val_loss
+    phases: list[dict[str, Any]] = field(default_factory=list)  # results of the finished phases
+
+
+@dataclass
+class Checkpoint:
+    progress: Progress
+    vector: Tensor  # all weights
+    best: Tensor | None  # the weights in scope at the best round so far, with `keep: best`
+    clients: dict[int, ClientState]
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint and delete all but the newest ones."""
+    tensors = {"vector": checkpoint.vector}
+    if checkpoint.best is not None:
+        tensors["best"] = checkpoint.best
+    for client, state in checkpoint.clients.items():
+        tensors |= {f"client/{client}/{name}": tensor for name, tensor in state.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    progress = json.dumps(asdict(checkpoint.progress))
+    folder.mkdir(exist_ok=True)
+    with written_atomically(folder / f"{checkpoint.progress.rounds:08d}.safetensors") as partial:
+        save_file(tensors, partial, metadata={"progress": progress, "digest": _digest(progress, tensors)})
+    for old in sorted(folder.glob("*.safetensors"))[:-KEPT]:
+        old.unlink()
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint; ValueError if a single bit of it is not as it was written."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if _digest(metadata["progress"], tensors) != metadata["digest"]:
+        raise ValueError(f"{path} was altered")
+    clients: dict[int, ClientState] = {}
+    for name, tensor in tensors.items():
+        if name.startswith("client/"):
+            _, client, part = name.split("/")
+            clients.setdefault(int(client), {})[part] = tensor
+    return Checkpoint(Progress(**json.loads(metadata["progress"])), tensors["vector"], tensors.get("best"), clients)
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
+    """The newest checkpoint that is whole, and the damaged ones that were passed over."""
+    damaged = []
+    for path in sorted(folder.glob("*.safetensors"), reverse=True):
+        try:
+            return load(path), damaged
+        except (ValueError, KeyError, TypeError):
+            damaged.append(path)
+    return None, damaged
+
+
+def _digest(progress: str, tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256(progress.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()

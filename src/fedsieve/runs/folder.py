@@ -1,0 +1,142 @@
+"""A run's folder: experiment.yaml, metrics.jsonl, checkpoints/, and at the end model.safetensors and result.json."""
+
+import fcntl
+import hashlib
+import json
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors.torch import save_file
+
+from fedsieve.config import Experiment, parse_experiment
+from fedsieve.errors import InputError
+from fedsieve.model.classifier import description
+from fedsieve.model.flat import FlatModel
+from fedsieve.runs import checkpoint
+from fedsieve.runs.atomic import write_text, written_atomically
+from fedsieve.runs.checkpoint import Checkpoint
+
+CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints; the first round always gets one
+
+
+class RunFolder:
+    """Opened for one run at a time. Nothing is written before `start`."""
+
+    def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
+        self.path = path
+        self.experiment = experiment
+        self.damaged: list[Path] = []
+        self._lock: IO[str] | None = None
+        self._saved_at, self._save_took = float("-inf"), 0.0
+        if path.exists():
+            self._refuse_unless_ours(resume)
+
+    def _refuse_unless_ours(self, resume: bool) -> None:
+        if not self.path.is_dir():
+            raise InputError(f"--out {self.path} is a file; give the name of a new folder")
+        file = self.path / "experiment.yaml"
+        if not file.exists():
+            if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+                raise InputError(f"--out {self.path} holds something else than a run; give the name of a new folder")
+            return
+        earlier = parse_experiment(file.read_text(), str(file))
+        if earlier != self.experiment:
+            key, old, new = _first_difference(earlier.model_dump(mode="json"), self.experiment.model_dump(mode="json"))
+            raise InputError(
+                f"--out {self.path} holds a different run ({key} is {old} there, {new} here); give another folder"
+            )
+        if not resume:
+            way = "give another folder" if self.is_finished else "add --resume to go on with it, or give another folder"
+            state = "a finished run" if self.is_finished else "an unfinished run"
+            raise InputError(f"--out {self.path} holds {state} of this experiment; {way}")
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / "result.json").exists()
+
+    def start(self) -> Checkpoint | None:
+        """Make the folder, or go on with what is there: the newest checkpoint that can be trusted."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"--out {self.path} is in use by another process; wait for it or give another") from None
+        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
+        newest, self.damaged = checkpoint.load_newest(self.path / "checkpoints")
+        for path in self.damaged:
+            path.unlink()
+        lines = self.metrics()[: newest.progress.rounds if newest else 0]
+        write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        return newest
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            (self.path / ".lock").unlink(missing_ok=True)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return read_metrics(self.path)
+
+    def add_metrics(self, line: dict[str, Any]) -> None:
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def save_checkpoint(self, state: Checkpoint, force: bool = False) -> None:
+        """Save the state if it is time to: often enough to lose little, seldom enough to cost little."""
+        if not force and time.monotonic() - self._saved_at < self._save_took / CHECKPOINT_SHARE:
+            return
+        start = time.monotonic()
+        checkpoint.save(self.path / "checkpoints", state)
+        self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - start
+
+    def save_model(self, model: FlatModel) -> str:
+        """Write model.safetensors; its SHA-256."""
+        path = self.path / "model.safetensors"
+        with written_atomically(path) as partial:
+            tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.tensors().items()}
+            save_file(tensors, partial, metadata=description(model.module))  # type: ignore[arg-type]
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    def save_result(self, result: dict[str, Any]) -> None:
+        write_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last one that a crash cut short is left out."""
+    path = run / "metrics.jsonl"
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines
+
+
+def read_result(run: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run / "result.json").read_text())
+    except (OSError, ValueError):
+        raise InputError(f"{run} is no finished run (it has no result.json); give the folder of one") from None
+
+
+def read_experiment(run: Path) -> Experiment:
+    path = run / "experiment.yaml"
+    if not path.exists():
+        raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
+    return parse_experiment(path.read_text(), str(path))
+
+
+def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any]:
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        for name in old:
+            if old[name] != new[name]:
+                return _first_difference(old[name], new[name], f"{key}.{name}".lstrip("."))
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for index, (one, other) in enumerate(zip(old, new, strict=True)):
+            if one != other:
+                return _first_difference(one, other, f"{key}.{index}")
+    return key, json.dumps(old), json.dumps(new)

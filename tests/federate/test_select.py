@@ -1,0 +1,28 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsieve.config import ClientSettings
+from fedsieve.federate.select import uniform
+from fedsieve.randomness import numpy_generator
+
+
+@given(count=st.integers(1, 300), fraction=st.floats(0.001, 1), seed=st.integers(0, 99))
+def test_as_many_different_clients_as_asked(count: int, fraction: float, seed: int) -> None:
+    wanted = ClientSettings(count=count, fraction=fraction).per_round
+    assert wanted == max(1, round(fraction * count))
+    chosen = uniform(count, wanted, numpy_generator(seed, "clients", "head", 1))
+    assert len(set(chosen)) == len(chosen) == wanted
+    assert chosen == sorted(chosen) and 0 <= chosen[0] and chosen[-1] < count
+    assert chosen == uniform(count, wanted, numpy_generator(seed, "clients", "head", 1))
+
+
+def test_every_client_is_equally_likely() -> None:
+    """2,000 rounds of 10 of 50 clients: a chi-squared statistic that uniform sampling exceeds once in 10^6."""
+    rounds, count, per_round = 2000, 50, 10
+    seen = np.zeros(count)
+    for round in range(rounds):
+        seen[uniform(count, per_round, numpy_generator(0, "clients", "head", round))] += 1
+    expected = rounds * per_round / count
+    statistic = ((seen - expected) ** 2).sum() / (expected * (1 - per_round / count))
+    assert 15 < statistic < 115  # 49 degrees of freedom

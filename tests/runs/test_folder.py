@@ -1,0 +1,142 @@
+"""Run folders and checkpoints: what is refused, and what survives damage."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsieve.config import Experiment
+from fedsieve.errors import InputError
+from fedsieve.experiment import run
+from fedsieve.runs.checkpoint import Checkpoint, Progress, load, load_newest, save
+from fedsieve.workbench import Observer
+
+Maker = Callable[..., Experiment]
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+class Interrupt(Observer):
+    """Ends a run after some rounds, as Ctrl-C would."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def round(self, line: dict) -> None:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+
+
+def interrupted(settings: Experiment, out: Path, rounds: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, out, observer=Interrupt(rounds))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "text"])
+def test_a_damaged_newest_checkpoint_falls_back(experiment: Maker, tmp_path: Path, damage: str, monkeypatch) -> None:
+    monkeypatch.setattr("fedsieve.runs.folder.CHECKPOINT_SHARE", float("inf"))  # one each round
+    expected = run(experiment(), tmp_path / "whole")["model_sha256"]
+    out = tmp_path / "run"
+    interrupted(experiment(), out, 4)
+    before, newest = sorted((out / "checkpoints").glob("*.safetensors"))
+    content = bytearray(newest.read_bytes())
+    if damage == "flip":
+        content[-5] ^= 1
+    newest.write_bytes({"truncate": bytes(content[:-100]), "empty": b"", "text": b"{}"}.get(damage, bytes(content)))
+    listener = Listener()
+    assert run(experiment(), out, resume=True, observer=listener)["model_sha256"] == expected
+    assert any(newest.name in note and "damaged" in note for note in listener.notes)
+    assert load(before) if before.exists() else True
+
+
+def test_all_checkpoints_damaged_is_a_new_start(experiment: Maker, tmp_path: Path) -> None:
+    expected = run(experiment(), tmp_path / "whole")["model_sha256"]
+    out = tmp_path / "run"
+    interrupted(experiment(), out, 4)
+    for path in (out / "checkpoints").glob("*"):
+        path.write_bytes(b"nonsense")
+    assert run(experiment(), out, resume=True)["model_sha256"] == expected
+    assert len((out / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_line_cut_short_is_mended(experiment: Maker, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    interrupted(experiment(), out, 4)
+    with (out / "metrics.jsonl").open("a") as file:
+        file.write('{"phase": "all", "rou')
+    run(experiment(), out, resume=True)
+    assert [json.loads(line)["round"] for line in (out / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 1, 2]
+
+
+def test_an_interrupted_run_goes_on(experiment: Maker, tmp_path: Path) -> None:
+    expected = run(experiment("clients.count=1"), tmp_path / "whole")["model_sha256"]  # one client carries momentum
+    for rounds in (1, 2, 3, 4):
+        out = tmp_path / f"after-{rounds}"
+        interrupted(experiment("clients.count=1"), out, rounds)
+        assert run(experiment("clients.count=1"), out, resume=True)["model_sha256"] == expected
+
+
+def test_what_is_there_is_never_overwritten(experiment: Maker, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    interrupted(experiment(), out, 2)
+    with pytest.raises(InputError, match="unfinished run.*--resume"):
+        run(experiment(), out)
+    with pytest.raises(InputError, match=r"different run \(seed is 7 there, 8 here\)"):
+        run(experiment("seed=8"), out, resume=True)
+    run(experiment(), out, resume=True)
+    content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match="a finished run"):
+        run(experiment(), out)
+    with pytest.raises(InputError, match=r"phases\.0\.rounds is 3 there, 9 here"):
+        run(experiment("phases.0.rounds=9"), out)
+    assert run(experiment(), out, resume=True) == json.loads((out / "result.json").read_text())
+    assert content == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("all my work")
+    with pytest.raises(InputError, match="something else"):
+        run(experiment(), tmp_path / "other", resume=True)
+    with pytest.raises(InputError, match="is a file"):
+        run(experiment(), tmp_path / "other" / "thesis.tex")
+
+
+def test_two_processes_do_not_share_a_folder(experiment: Maker, tmp_path: Path) -> None:
+    from fedsieve.runs.folder import RunFolder
+
+    settings = experiment().resolved()
+    first = RunFolder(tmp_path / "run", settings, resume=False)
+    first.start()
+    with pytest.raises(InputError, match="in use"):
+        RunFolder(tmp_path / "run", settings, resume=True).start()
+    first.close()
+
+
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20),
+    clients=st.dictionaries(st.integers(0, 99), st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5), max_size=3),
+)
+def test_checkpoints_come_back_as_they_were(tmp_path_factory, values, clients) -> None:
+    folder = tmp_path_factory.mktemp("checkpoints")
+    states = {client: {"momentum": torch.tensor(state)} for client, state in clients.items()}
+    progress = Progress(phase=1, round=2, rounds=7, seconds=0.1, best={"round": 1, "val_accuracy": 0.5})
+    for rounds in (5, 6, 7):
+        progress.rounds = rounds
+        save(folder, Checkpoint(progress, torch.tensor(values), None, states))
+    assert sorted(path.name for path in folder.iterdir()) == ["00000006.safetensors", "00000007.safetensors"]
+    found, damaged = load_newest(folder)
+    assert found is not None and not damaged
+    assert found.progress == progress and found.best is None
+    assert torch.equal(found.vector, torch.tensor(values))
+    assert {c: s["momentum"].tolist() for c, s in found.clients.items()} == {
+        c: s["momentum"].tolist() for c, s in states.items()
+    }
