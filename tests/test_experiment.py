@@ -27,6 +27,16 @@ def weights(folder: Path) -> torch.Tensor:
     return FlatModel(load_classifier(folder)).vector
 
 
+def scheduler_of(name: str, optimizer: torch.optim.SGD, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    """Torch's own schedulers, stepped after each batch."""
+    schedulers = torch.optim.lr_scheduler
+    if name == "cosine":
+        return schedulers.CosineAnnealingLR(optimizer, steps)
+    return (
+        schedulers.LinearLR(optimizer, 1.0, 1e-12, steps) if name == "linear" else schedulers.ConstantLR(optimizer, 1.0)
+    )
+
+
 def plain_torch(settings: Experiment) -> torch.Tensor:
     """Centralized training as in a notebook: torch.optim.SGD, its schedulers, no fedsieve loop."""
     settings = settings.resolved()
@@ -48,11 +58,7 @@ def plain_torch(settings: Experiment) -> torch.Tensor:
             for round in range(1, phase.rounds + 1)
             for batch in batches(len(samples), local, settings.seed, phase.name, round, 0)
         ]
-        scheduler = {
-            "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(order)),
-            "linear": lambda: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 1e-12, len(order)),
-            "constant": lambda: torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
-        }[local.schedule]()
+        scheduler = scheduler_of(local.schedule, optimizer, len(order))
         for batch in order:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
@@ -82,7 +88,10 @@ def test_all_clients_alike_is_one_client(experiment: Maker, tmp_path: Path) -> N
     plain = ["phases.0.local={steps: 1, batch_size: 1000, lr: 0.1, momentum: 0.0, weight_decay: 0.0}"]
     plain += ["phases.0.rounds=5", "phases.1.rounds=1"]
     for name, count in (("one", 1), ("many", 6)):
-        run(experiment(*plain, f"clients.count={count}", "clients.fraction=1.0", "phases.1.local.lr=0.0"), tmp_path / name)
+        run(
+            experiment(*plain, f"clients.count={count}", "clients.fraction=1.0", "phases.1.local.lr=0.0"),
+            tmp_path / name,
+        )
     assert (weights(tmp_path / "one") - weights(tmp_path / "many")).abs().max() < 1e-6
 
 
@@ -108,7 +117,10 @@ def test_the_run_folder_keeps_the_contract(experiment: Maker, tmp_path: Path) ->
     out = tmp_path / "run"
     result = run(experiment("evaluate.test=each"), out)
     lines = read_metrics(out)
-    assert [(line["phase"], line["round"]) for line in lines] == [("head", r) for r in (1, 2, 3)] + [("all", 1), ("all", 2)]
+    assert [(line["phase"], line["round"]) for line in lines] == [("head", r) for r in (1, 2, 3)] + [
+        ("all", 1),
+        ("all", 2),
+    ]
     for line in lines:
         assert {"clients", "train_loss", "val_accuracy", "val_loss", "drift_mean", "seconds"} <= line.keys()
         assert len(line["clients"]) == len(set(line["clients"])) == 3

@@ -246,7 +246,8 @@ def conclude(
 
 
 def score_as(name: str, score: Score | None) -> dict[str, float | None]:
-    return {f"{name}_accuracy": score and score.accuracy, f"{name}_loss": score and score.loss}
+    accuracy, loss = (score.accuracy, score.loss) if score else (None, None)
+    return {f"{name}_accuracy": accuracy, f"{name}_loss": loss}
 
 
 def mean_over_samples(updates: list[tuple[int, dict[str, float]]], name: str) -> float | None:

@@ -13,7 +13,7 @@ def test_as_many_different_clients_as_asked(count: int, fraction: float, seed: i
     assert wanted == max(1, round(fraction * count))
     chosen = uniform(count, wanted, numpy_generator(seed, "clients", "head", 1))
     assert len(set(chosen)) == len(chosen) == wanted
-    assert chosen == sorted(chosen) and 0 <= chosen[0] and chosen[-1] < count
+    assert chosen == sorted(chosen) and chosen[0] >= 0 and chosen[-1] < count
     assert chosen == uniform(count, wanted, numpy_generator(seed, "clients", "head", 1))
 
 

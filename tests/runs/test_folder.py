@@ -90,7 +90,7 @@ def test_an_interrupted_run_goes_on(experiment: Maker, tmp_path: Path) -> None:
 def test_what_is_there_is_never_overwritten(experiment: Maker, tmp_path: Path) -> None:
     out = tmp_path / "run"
     interrupted(experiment(), out, 2)
-    with pytest.raises(InputError, match="unfinished run.*--resume"):
+    with pytest.raises(InputError, match=r"unfinished run.*--resume"):
         run(experiment(), out)
     with pytest.raises(InputError, match=r"different run \(seed is 7 there, 8 here\)"):
         run(experiment("seed=8"), out, resume=True)
@@ -123,7 +123,9 @@ def test_two_processes_do_not_share_a_folder(experiment: Maker, tmp_path: Path) 
 
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20),
-    clients=st.dictionaries(st.integers(0, 99), st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5), max_size=3),
+    clients=st.dictionaries(
+        st.integers(0, 99), st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5), max_size=3
+    ),
 )
 def test_checkpoints_come_back_as_they_were(tmp_path_factory, values, clients) -> None:
     folder = tmp_path_factory.mktemp("checkpoints")

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ class Samples:
     def fingerprint(self) -> str:
         """A hash of the images: features computed from them may be kept under it."""
         digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
-        digest.update(self.images.contiguous().numpy())
+        digest.update(self.images.contiguous().numpy().data)
         return digest.hexdigest()
 
 
@@ -80,7 +81,7 @@ def _download_cifar100(path: Path) -> None:
             f"CIFAR-100 could not be downloaded ({type(error).__name__}); "
             "set data.path to a folder with the official files (cifar-100-python: train, test, meta)"
         ) from None
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name in ("train", "test"):
         arrays[f"x_{name}"] = np.stack([np.asarray(image) for image in parts[name]["img"]])
         arrays[f"y_{name}"] = np.asarray(parts[name]["fine_label"])
@@ -165,7 +166,9 @@ def _from_npz(path: Path) -> Dataset:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:  # zip and numpy raise many kinds for a damaged file
-        raise InputError(f"{path} is no readable npz file ({type(error).__name__}); write it with numpy.savez") from None
+        raise InputError(
+            f"{path} is no readable npz file ({type(error).__name__}); write it with numpy.savez"
+        ) from None
     for name in ("x_train", "y_train", "x_test", "y_test"):
         if name not in arrays:
             raise InputError(f"{path} has no array {name}; expected x_train, y_train, x_test and y_test")
@@ -191,7 +194,9 @@ def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
         return images.transpose(0, 3, 1, 2)
     if images.ndim == 4 and images.shape[1] in (1, 3):
         return images
-    raise InputError(f"{where} has shape {list(images.shape)}; expected (N, H, W), (N, H, W, C) or (N, C, H, W), C 1 or 3")
+    raise InputError(
+        f"{where} has shape {list(images.shape)}; expected (N, H, W), (N, H, W, C) or (N, C, H, W), C 1 or 3"
+    )
 
 
 def _hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -93,9 +93,7 @@ def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
     return F.interpolate(pixels, size=(height, width), mode="bilinear", align_corners=False, antialias=True)
 
 
-def random_resized_crop(
-    pixels: Tensor, size: int, scale: tuple[float, float], generator: torch.Generator
-) -> Tensor:
+def random_resized_crop(pixels: Tensor, size: int, scale: tuple[float, float], generator: torch.Generator) -> Tensor:
     """A random part of each image, of `scale` times its area and an aspect of 3/4 to 4/3, resized (bilinear).
 
     Parts that would be longer than the image are cut at its border (torchvision draws again instead).

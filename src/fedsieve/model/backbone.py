@@ -33,7 +33,7 @@ class HuggingFaceBackbone(nn.Module):
 
     def __init__(self, network: nn.Module, width: int) -> None:
         super().__init__()
-        self.network = network
+        self.network: Any = network  # a PreTrainedModel, with its config
         self.width = width
 
     def forward(self, images: Tensor) -> Tensor:
@@ -99,7 +99,8 @@ def _wrapped(network: nn.Module, image_size: int, source: str) -> HuggingFaceBac
         with torch.no_grad():
             width = pooled(network(torch.zeros(1, 3, image_size, image_size))).shape[1]
     except Exception as error:
-        raise InputError(f"{source} does not turn {image_size} px images into features ({_first_line(error)})") from None
+        reason = _first_line(error)
+        raise InputError(f"{source} does not turn {image_size} px images into features ({reason})") from None
     return HuggingFaceBackbone(network, width)
 
 
@@ -136,7 +137,8 @@ def _download(name: str) -> Path:
     except Exception as error:
         raise InputError(
             f"model.backbone: '{name}' is no local file or folder and could not be fetched from the Hugging Face hub "
-            f"({type(error).__name__}); give a path instead, such as model.backbone=PATH/TO/dino_deitsmall16_pretrain.pth"
+            f"({type(error).__name__}); "
+            "give a path instead, such as model.backbone=PATH/TO/dino_deitsmall16_pretrain.pth"
         ) from None
 
 
@@ -162,5 +164,3 @@ def from_description(description: dict[str, Any]) -> Backbone:
     config = dict(description["transformers"])
     network = AutoModel.from_config(AutoConfig.for_model(config.pop("model_type"), **config))
     return HuggingFaceBackbone(network, description["width"])
-
-

@@ -51,7 +51,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both readers raise many kinds for a damaged file
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"{path} is no readable checkpoint ({reason}); give a .safetensors or .pth file of weights")
+        hint = "give a .safetensors or .pth file of weights"
+        raise InputError(f"{path} is no readable checkpoint ({reason}); {hint}") from None
     for key in ("teacher", "state_dict", "model"):  # DINO's full training checkpoints wrap the network
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
@@ -61,16 +62,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return {re.sub(r"^(module\.)?(backbone\.)?", "", name): value for name, value in tensors.items()}
 
 
+def our_name(name: str) -> str:
+    """Our name of a Hugging Face tensor; query, key and value are `attn.q`, `attn.k` and `attn.v`."""
+    for pattern, ours in HUGGING_FACE_NAMES:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
 def rename_hugging_face(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Hugging Face's ViT, DINOv2 tensors under our names, with query, key and value fused into qkv."""
-    renamed = {}
-    for name, tensor in tensors.items():
-        for pattern, ours in HUGGING_FACE_NAMES:
-            name = re.sub(pattern, ours, name)
-        renamed[name] = tensor
+    renamed = {our_name(name): tensor for name, tensor in tensors.items()}
     for name in [name for name in renamed if ".attn.q." in name]:
         parts = [name.replace(".attn.q.", f".attn.{letter}.") for letter in "qkv"]
-        if len({renamed[part].shape if part in renamed else None for part in parts}) == 1:  # else `fill` says what is wrong
+        shapes = {renamed[part].shape if part in renamed else None for part in parts}
+        if len(shapes) == 1:  # otherwise the network will miss qkv, and `fill` say so
             renamed[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([renamed.pop(part) for part in parts])
     return renamed
 
@@ -84,11 +89,12 @@ def shape_of(tensors: Mapping[str, Tensor], source: str) -> ViTShape:
         hidden = tensors["blocks.0.mlp.fc1.weight"].shape[0]
     except (KeyError, ValueError) as error:
         if "blocks.0.mlp.w12.weight" in tensors:
-            raise InputError(f"{source} has SwiGLU layers (DINOv2 giant), which are not supported; use ViT-S, B or L")
+            why = "has SwiGLU layers (DINOv2 giant), which are not supported"
+            raise InputError(f"{source} {why}; use ViT-S, B or L") from None
         raise InputError(
             f"{source} is no DINO or DINOv2 checkpoint (missing or misshapen: {error}); expected names such as "
             "patch_embed.proj.weight, pos_embed and blocks.0.attn.qkv.weight"
-        )
+        ) from None
     side = round((positions - 1) ** 0.5)
     if copies != 1 or positions != 1 + side**2:
         raise InputError(
@@ -177,4 +183,5 @@ def read_hugging_face_config(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{folder} has no readable config.json ({error}); give a folder made by save_pretrained")
+        hint = "give a folder made by save_pretrained"
+        raise InputError(f"{folder} has no readable config.json ({error}); {hint}") from None

@@ -87,7 +87,7 @@ def read_classifier_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict
 
 
 def fill_classifier(model: Classifier, tensors: Mapping[str, Tensor], source: str) -> None:
-    fill(model, {name: tensor for name, tensor in tensors.items()}, source)
+    fill(model, tensors, source)
 
 
 def load_classifier(run: Path) -> Classifier:

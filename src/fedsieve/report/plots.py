@@ -7,10 +7,10 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("Agg")  # no window: files only
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
 
-from fedsieve.runs.atomic import written_atomically  # noqa: E402
+from fedsieve.runs.atomic import written_atomically
 
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5"]
 
@@ -47,7 +47,9 @@ def plot_split(counts: np.ndarray, path: Path) -> None:
     picture = axis.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest", vmin=0)
     axis.set_xlabel("class")
     axis.set_ylabel("client")
-    axis.set_title(f"{int(counts.sum()):,} samples, {counts.shape[0]:,} clients, {counts.shape[1]:,} classes", loc="left")
+    axis.set_title(
+        f"{int(counts.sum()):,} samples, {counts.shape[0]:,} clients, {counts.shape[1]:,} classes", loc="left"
+    )
     figure.colorbar(picture, label="samples", shrink=0.8)
     _save(figure, path)
 

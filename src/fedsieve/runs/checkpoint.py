@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -76,7 +75,7 @@ def load(path: Path) -> Checkpoint:
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
     """The newest checkpoint that is whole, and the damaged ones that were passed over."""
-    damaged = []
+    damaged: list[Path] = []
     for path in sorted(folder.glob("*.safetensors"), reverse=True):
         try:
             return load(path), damaged
@@ -89,5 +88,5 @@ def _digest(progress: str, tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256(progress.encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy())
+        digest.update(tensors[name].contiguous().numpy().data)
     return digest.hexdigest()

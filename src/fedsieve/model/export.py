@@ -1,0 +1,168 @@
+"""A finished run's model in Hugging Face format.
+
+Our vision transformer with a linear head becomes one of transformers' classifiers, anything else a backbone
+with the head beside it. What is written gives the same scores as the run's model, which is checked first.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedsieve.config import DataSettings, ResizeCenterCrop
+from fedsieve.data.load import load
+from fedsieve.data.transform import KNOWN, channel_statistics
+from fedsieve.errors import InputError, RunError
+from fedsieve.model.backbone import quiet_transformers
+from fedsieve.model.checkpoint import our_name
+from fedsieve.model.classifier import Classifier, load_classifier
+from fedsieve.model.vit import ViT, ViTShape
+from fedsieve.runs.folder import read_experiment, read_result
+
+TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
+
+
+def export_run(run: Path, to: Path) -> str:
+    """Write the run's model and its evaluation transform to the folder `to`; one line on how to load them."""
+    read_result(run)  # only a finished run has a model
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise InputError(f"--to {to} exists already; give the name of a new folder")
+    model = load_classifier(run)
+    processor = preprocessor_config(read_experiment(run).data)
+    target = to.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise InputError(f"--to {to} cannot be made ({error.strerror}); give another folder") from None
+    with scratch as name, quiet_transformers():  # whatever happens, nothing half-written stays
+        folder = Path(name) / "export"
+        folder.mkdir()
+        text = write_model(model, folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+        for file in folder.rglob("*.safetensors"):  # made so that only their owner may read them
+            file.chmod((folder / "preprocessor_config.json").stat().st_mode)
+        folder.replace(target)
+    return text.format(to=to)
+
+
+def write_model(model: Classifier, folder: Path) -> str:
+    """Write the network, and beside it the head where transformers has no classifier like ours."""
+    backbone, head = model.backbone, model.head
+    network = as_transformers(model, backbone.shape) if isinstance(backbone, ViT) else backbone.network
+    if isinstance(backbone, ViT) and isinstance(head, nn.Linear):
+        network.save_pretrained(folder)
+        return (
+            "load it with transformers: AutoModelForImageClassification.from_pretrained('{to}'), "
+            "and AutoImageProcessor.from_pretrained('{to}') for the images"
+        )
+    network.save_pretrained(folder / "backbone")
+    tensors = {name: tensor.clone() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "head.safetensors", {"classes": json.dumps(model.classes)})
+    linears = [f"Linear({one.in_features}, {one.out_features})" for one in head.modules() if isinstance(one, nn.Linear)]
+    layers = linears[0] if len(linears) == 1 else f"Sequential({', ReLU(), '.join(linears)})"
+    feature = "last_hidden_state[:, 0]" if isinstance(backbone, ViT) else "pooler_output (flat; if none, the mean)"
+    return (
+        f"load it in two parts: transformers.{type(network).__name__}.from_pretrained('{{to}}/backbone') gives the "
+        f"feature, its {feature}; torch.nn.{layers} with the tensors of {{to}}/head.safetensors makes it scores"
+    )
+
+
+def as_transformers(model: Classifier, shape: ViTShape) -> Any:
+    """The transformers network with our weights: a classifier if the head is linear, else the backbone."""
+    from transformers import AutoConfig, AutoModelForImageClassification
+
+    try:
+        config = AutoConfig.for_model(**hub_config(shape, model.classes))
+        classifier = AutoModelForImageClassification.from_config(config).eval()
+        fill_from_ours(classifier.base_model, model.backbone.state_dict())
+    except Exception as error:  # which one depends on the release
+        raise RunError(f"transformers cannot hold this model ({type(error).__name__}: {error})") from None
+    backbone, size = classifier.base_model, shape.image_size
+    if not isinstance(model.head, nn.Linear):
+        check_scores(model, lambda images: model.head(backbone(images).last_hidden_state[:, 0]), size)
+        return backbone
+    with torch.no_grad():
+        classifier.classifier.weight.zero_()  # DINOv2's also has weights for the mean of the patches, ours does not
+        classifier.classifier.weight[:, : shape.width] = model.head.weight
+        classifier.classifier.bias.copy_(model.head.bias)
+    check_scores(model, lambda images: classifier(images).logits, size)
+    return classifier
+
+
+def hub_config(shape: ViTShape, classes: list[str]) -> dict[str, Any]:
+    """The config.json of a ViT, or of a DINOv2 where there are LayerScale or registers."""
+    config: dict[str, Any] = {
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.depth,
+        "num_attention_heads": shape.heads,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "layer_norm_eps": shape.epsilon,
+        "image_size": shape.image_size,
+        "patch_size": shape.patch_size,
+        "qkv_bias": True,
+        "id2label": dict(enumerate(classes)),
+        "label2id": {name: label for label, name in enumerate(classes)},
+    }
+    if not shape.layer_scale and not shape.registers:
+        return config | {"model_type": "vit", "intermediate_size": shape.hidden}
+    ratio = shape.hidden / shape.width
+    config |= {"model_type": "dinov2", "mlp_ratio": int(ratio) if ratio.is_integer() else ratio}
+    if shape.registers:
+        config |= {"model_type": "dinov2_with_registers", "num_register_tokens": shape.registers}
+    return config
+
+
+@torch.no_grad()
+def fill_from_ours(network: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy our tensors to where they belong in a transformers network; qkv is three tensors there."""
+    for name, target in network.state_dict().items():
+        ours = our_name(name)
+        if ours.endswith("mask_token"):
+            target.zero_()  # serves pretraining only
+        elif found := re.search(r"\.attn\.([qkv])\.", ours):
+            fused = tensors[ours.replace(found[0], ".attn.qkv.")]
+            target.copy_(fused.chunk(3)["qkv".index(found[1])])
+        else:
+            target.copy_(tensors[ours])
+
+
+@torch.no_grad()
+def check_scores(model: Classifier, exported: Callable[[Tensor], Tensor], image_size: int) -> None:
+    """Both models must give some random images the same scores."""
+    images = torch.randn(4, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
+    ours = model(images)
+    difference = float((ours - exported(images)).abs().max())
+    if not difference < TOLERANCE * max(1.0, float(ours.abs().max())):
+        raise RunError(f"the exported model's scores would differ from the run's by {difference:.1e}; none is written")
+
+
+def preprocessor_config(settings: DataSettings) -> dict[str, Any]:
+    """What AutoImageProcessor needs to know to see images as the evaluation does."""
+    assert settings.image_size is not None
+    mean, std = KNOWN.get(settings.normalize) or channel_statistics(load(settings).train)
+    square = size = {"height": settings.image_size, "width": settings.image_size}
+    if isinstance(settings.evaluate_crop, ResizeCenterCrop):
+        size = {"shortest_edge": max(settings.image_size, settings.evaluate_crop.resize_center_crop.resize)}
+    return {
+        "image_processor_type": "BitImageProcessor",  # the one that can do both kinds
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "size": size,
+        "resample": 2,  # bilinear
+        "do_center_crop": size is not square,
+        "crop_size": square,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": mean,
+        "image_std": std,
+    }

@@ -1,0 +1,155 @@
+"""Data sets: what is read, and what is refused."""
+
+import hashlib
+import io
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from fedsieve.config import DataSettings
+from fedsieve.data import cifar
+from fedsieve.data.load import load
+from fedsieve.errors import InputError
+
+
+def test_digits_are_scikit_learns() -> None:
+    data = load(DataSettings(name="digits"))
+    assert len(data.train) + len(data.test) == 1797 and data.train.images.shape[1:] == (1, 8, 8)
+    reference = load_digits()
+    expected = sorted(
+        zip(map(bytes, np.round(reference.images * 255 / 16).astype(np.uint8)), reference.target, strict=True)
+    )
+    ours = [
+        (bytes(image.numpy()), int(label))
+        for part in (data.train, data.test)
+        for image, label in zip(part.images, part.labels, strict=True)
+    ]
+    assert sorted(ours) == expected
+
+
+def pickled(arrays: dict) -> bytes:
+    """A file like CIFAR's: a dictionary of arrays and lists whose keys are bytes."""
+    return pickle.dumps({key.encode(): value for key, value in arrays.items()}, protocol=4)
+
+
+@pytest.fixture
+def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small folder of the official layout, with its own checksums."""
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    contents = {"meta": pickled({"fine_label_names": [b"apple", b"bee", b"cup"]})}
+    for name, count in (("train", 30), ("test", 12)):
+        pixels = generator.integers(0, 256, (count, 3072), dtype=np.uint8)
+        contents[name] = pickled({"data": pixels, "fine_labels": [i % 3 for i in range(count)]})
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+        monkeypatch.setitem(cifar.MD5, name, hashlib.md5(content).hexdigest())
+    return folder
+
+
+def test_cifar_files(official: Path) -> None:
+    for path in (official, official.parent):  # the folder, or the one that holds it
+        data = load(DataSettings(name="cifar100", path=str(path)))
+        assert data.classes == ["apple", "bee", "cup"] and data.train.images.shape == (30, 3, 32, 32)
+    raw = pickle.loads((official / "train").read_bytes())
+    assert data.train.images[4, 1, 2, 3] == raw[b"data"][4, 1024 + 2 * 32 + 3]
+    assert data.train.labels.tolist() == raw[b"fine_labels"]
+
+
+def test_a_damaged_cifar_file_is_named(official: Path) -> None:
+    content = bytearray((official / "test").read_bytes())
+    content[100] ^= 1
+    (official / "test").write_bytes(content)
+    with pytest.raises(InputError, match="test is damaged"):
+        load(DataSettings(name="cifar100", path=str(official)))
+    (official / "test").unlink()
+    with pytest.raises(InputError, match="no file test"):
+        load(DataSettings(name="cifar100", path=str(official)))
+
+
+@pytest.mark.parametrize("what", [Path, print, eval])
+def test_a_pickle_runs_no_code(what: object) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="no place in a CIFAR file"):
+        cifar.CifarUnpickler(io.BytesIO(pickle.dumps({b"data": what})), encoding="bytes").load()
+
+
+def picture(path: Path, size: tuple[int, int], colour: tuple[int, int, int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(path)
+
+
+def test_folder_of_images(tmp_path: Path) -> None:
+    for part, count in (("train", 5), ("test", 2)):
+        for number in range(count):
+            picture(tmp_path / part / "red" / f"{number}.png", (20 + number, 31), (255, 0, 0))
+            picture(tmp_path / part / "blue" / "inner" / f"{number}.JPG", (16, 16), (0, 0, 255))
+    data = load(DataSettings(name="folder", path=str(tmp_path), image_size=16))
+    assert data.classes == ["blue", "red"] and not data.notes
+    assert data.train.images.shape == (10, 3, 16, 16) and len(data.test) == 4
+    for image, label in zip(data.train.images, data.train.labels, strict=True):
+        assert image.float().mean((1, 2)).argmax() == (2 if label == 0 else 0)
+
+
+def test_folder_without_a_test_set_says_what_it_does(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        for number in range(10):
+            picture(tmp_path / "train" / name / f"{number}.png", (8, 8), (number, 0, 0))
+    data = load(DataSettings(name="folder", path=str(tmp_path), image_size=8))
+    assert len(data.train) == 24 and data.test.labels.bincount().tolist() == [2, 2, 2]
+    assert "6 of 30 images" in data.notes[0]
+
+
+def test_center_crop_keeps_the_aspect(tmp_path: Path) -> None:
+    """A wide picture, red in the middle, green at both sides: the centre crop sees red alone."""
+    for name in ("a", "b"):
+        image = Image.new("RGB", (90, 30), (0, 255, 0))
+        image.paste((255, 0, 0), (30, 0, 60, 30))
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(5):
+            image.save(tmp_path / "train" / name / f"{number}.png")
+    crop = DataSettings.model_validate({"evaluate_crop": {"resize_center_crop": {"resize": 30}}}).evaluate_crop
+    data = load(DataSettings(name="folder", path=str(tmp_path), image_size=20, evaluate_crop=crop))
+    assert data.train.images.shape[2:] == (30, 30) and data.train.images[:, 1].max() == 0
+    squeezed = load(DataSettings(name="folder", path=str(tmp_path), image_size=30))
+    assert squeezed.train.images[:, 1].max() == 255
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"x_train": np.zeros((4, 8, 8))}, "x_train is float64"),
+        ({"y_train": np.zeros(3, int)}, "y_train should be one whole number for each of the 4"),
+        ({"y_test": np.zeros(2)}, "y_test should be"),
+        ({"y_train": np.array([0, 1, -1, 0])}, "count classes from 0"),
+        ({"x_train": np.zeros((4, 8, 8, 5), np.uint8)}, r"shape \[4, 8, 8, 5\]"),
+    ],
+)
+def test_npz_is_checked(tmp_path: Path, arrays: dict, message: str) -> None:
+    good = {"x_train": np.zeros((4, 8, 8), np.uint8), "y_train": np.arange(4) % 2}
+    good |= {"x_test": np.zeros((2, 8, 8), np.uint8), "y_test": np.arange(2)}
+    np.savez(tmp_path / "good.npz", **good)
+    assert load(DataSettings(name="npz", path=str(tmp_path / "good.npz"))).classes == ["0", "1"]
+    np.savez(tmp_path / "bad.npz", **(good | arrays))
+    with pytest.raises(InputError, match=message):
+        load(DataSettings(name="npz", path=str(tmp_path / "bad.npz")))
+
+
+def test_npz_layouts_are_the_same_images(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (6, 8, 9, 3), dtype=np.uint8)
+    labels = np.arange(6) % 2
+    fingerprints = []
+    for name, stored in (("last", images), ("first", images.transpose(0, 3, 1, 2))):
+        np.savez(tmp_path / f"{name}.npz", x_train=stored, y_train=labels, x_test=stored, y_test=labels)
+        fingerprints.append(load(DataSettings(name="npz", path=str(tmp_path / f"{name}.npz"))).train.fingerprint)
+    assert fingerprints[0] == fingerprints[1]
+
+
+def test_an_npz_with_objects_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x_train=np.array([Path("/")], dtype=object))
+    with pytest.raises(InputError, match="no readable npz"):
+        load(DataSettings(name="npz", path=str(tmp_path / "x.npz")))

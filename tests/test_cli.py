@@ -1,0 +1,204 @@
+"""The commands as a person types them."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from fedsieve.cli import main
+from fedsieve.config import Experiment
+
+Maker = Callable[..., Experiment]
+
+
+@pytest.fixture
+def fedsieve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable:
+    """Run a command in an empty folder: (exit code, what it printed, what it said of errors)."""
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+@pytest.fixture
+def file(experiment: Maker, tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(experiment().to_yaml())
+    return path
+
+
+def test_run_evaluate_and_resume(fedsieve: Callable, file: Path) -> None:
+    code, printed, _ = fedsieve("run", str(file), "phases.0.rounds=2")
+    assert code == 0 and "written to runs/small" in printed and "head" in printed
+    assert json.loads(Path("runs/small/result.json").read_text())["phases"][0]["rounds"] == 2
+    code, printed, _ = fedsieve("run", str(file))  # another folder, nothing overwritten
+    assert code == 0 and "written to runs/small-2" in printed
+    code, printed, _ = fedsieve("evaluate", "runs/small-2", "--json")
+    scores = json.loads(printed)
+    assert code == 0 and scores["test_accuracy"]["measured"] == scores["test_accuracy"]["recorded"]
+    code, printed, _ = fedsieve("run", str(file), "--out", "runs/small-2", "--resume")
+    assert code == 0 and "finished already" in printed
+    assert fedsieve("run", str(file), "--resume")[0] == 2
+
+
+def test_a_failed_run_is_exit_code_one(fedsieve: Callable, file: Path) -> None:
+    code, _, said = fedsieve("run", str(file), "phases.0.local.lr=1e30", "phases.0.rounds=5", "--out", "bad")
+    assert code == 1 and said.startswith("error: phase head, round") and len(said.splitlines()) == 1
+
+
+def test_split_shows_who_holds_what(fedsieve: Callable, file: Path) -> None:
+    code, printed, _ = fedsieve("split", str(file), "clients.split={kind: classes, per_client: 2}")
+    assert code == 0 and "written to split.png" in printed
+    assert Image.open("split.png").size[0] > 300
+    code, printed, _ = fedsieve("split", str(file), "clients.split={kind: classes, per_client: 2}", "--json")
+    shown = json.loads(printed)
+    assert [len(client["classes"]) for client in shown["clients"]] == [2] * 6
+    assert sum(client["samples"] for client in shown["clients"]) == 180  # 240 less the validation quarter
+
+
+def test_presets_and_show(fedsieve: Callable) -> None:
+    code, printed, _ = fedsieve("presets")
+    assert code == 0 and any(line.startswith("digits-iid ") for line in printed.splitlines())
+    code, printed, _ = fedsieve("show", "digits-iid", "seed=5")
+    assert code == 0 and printed.startswith("seed: 5\n") and "optimizer_state: reset" in printed
+
+
+def test_cache(fedsieve: Callable, file: Path) -> None:
+    fedsieve("run", str(file))
+    assert "kB" in fedsieve("cache", "show")[1]
+    assert fedsieve("cache", "clear")[0] == 0
+    assert fedsieve("cache", "show")[1].endswith(": 0 B\n")
+
+
+# ------------------------------------------------------------------------------------------ bad input
+
+
+def truncated_cifar(folder: Path) -> Path:
+    folder.mkdir()
+    for name in ("train", "test", "meta"):
+        (folder / name).write_bytes(b"not what it should be")
+    return folder
+
+
+def image_folder(root: Path, spoil: bool) -> Path:
+    generator = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (root / "train" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = generator.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / "train" / name / f"{number}.png")
+    if spoil:
+        (root / "train" / "dogs" / "3.png").write_bytes(b"\x89PNG but no picture")
+    return root
+
+
+def misshapen(backbone: Path, path: Path) -> Path:
+    tensors = load_file(backbone)
+    tensors["blocks.1.attn.proj.weight"] = torch.zeros(64, 60)
+    save_file(tensors, path)
+    return path
+
+
+BAD = {
+    "unknown key": (lambda t, b: ["clients.cuont=3"], ["unknown key 'cuont'", "'count'"]),
+    "wrong type": (lambda t, b: ["clients.count=many"], ["clients.count", "whole number"]),
+    "missing data path": (lambda t, b: [f"data.path={t}/nowhere"], ["nowhere does not exist"]),
+    "damaged CIFAR": (
+        lambda t, b: ["data.name=cifar100", f"data.path={truncated_cifar(t / 'cifar')}"],
+        ["train is damaged", "md5"],
+    ),
+    "unreadable image": (
+        lambda t, b: ["data.name=folder", f"data.path={image_folder(t / 'pictures', spoil=True)}"],
+        ["dogs/3.png", "no readable image"],
+    ),
+    "image size": (lambda t, b: ["data.image_size=20"], ["data.image_size 20", "patch size 8", "16 or 24"]),
+    "per_client": (
+        lambda t, b: ["clients.split={kind: classes, per_client: 5}"],
+        ["per_client is 5", "only 4 classes"],
+    ),
+    "more clients than samples": (lambda t, b: ["clients.count=181"], ["181", "180"]),
+    "fraction": (lambda t, b: ["clients.fraction=1.01"], ["clients.fraction is 1.01", "less than or equal to 1"]),
+    "no such backbone": (lambda t, b: ["model.backbone=nobody/nothing"], ["nobody/nothing", "PATH/TO/"]),
+    "no such file": (lambda t, b: ["model.backbone=nothing.pth"], ["nothing.pth does not exist"]),
+    "misshapen checkpoint": (
+        lambda t, b: [f"model.backbone={misshapen(b, t / 'odd.safetensors')}"],
+        ["blocks.1.attn.proj.weight has shape [64, 60], expected [64, 64]"],
+    ),
+    "no such block": (lambda t, b: ["phases.1.train={blocks: [2, 3]}"], ["no block 3", "0 to 2"]),
+    "no run to start from": (lambda t, b: [f"model.init={t}/none"], ["model.init", "no model of a finished run"]),
+    "npz without labels": (lambda t, b: [f"data.path={npz_without_labels(t / 'x.npz')}"], ["no array y_train"]),
+    "validation leaves nothing": (lambda t, b: ["data.validation=0.999"], ["leaves nothing to train on"]),
+    "no such partitioner": (
+        lambda t, b: ["clients.split={kind: flwr, partitioner: IdPartitioner}"],
+        ["IdPartitioner", "IidPartitioner"],
+    ),
+}
+
+
+def npz_without_labels(path: Path) -> Path:
+    np.savez(path, x_train=np.zeros((4, 8, 8), np.uint8))
+    return path
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_nothing_written(
+    fedsieve: Callable, file: Path, tmp_path: Path, backbone: Path, case: str
+) -> None:
+    overrides, expected = BAD[case]
+    code, printed, said = fedsieve("run", str(file), *overrides(tmp_path, backbone), "--out", "out")
+    assert code == 2
+    assert said.startswith("error: ") and len(said.splitlines()) == 1 and not printed
+    for part in expected:
+        assert part in said
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_bad_input_to_the_other_commands(fedsieve: Callable, tmp_path: Path) -> None:
+    for arguments, part in [
+        (["run", "digits-idd"], "did you mean 'digits-iid'?"),
+        (["run"], "EXPERIMENT"),
+        (["rnu"], "No such command"),
+        (["run", "digits-iid", "--uot", "x"], "No such option"),
+        (["show", "nothing-like-it"], "neither a file nor a preset; the presets are"),
+        (["evaluate", str(tmp_path)], "no finished run"),
+        (["export", str(tmp_path), "--to", "exported"], "no finished run"),
+    ]:
+        code, _, said = fedsieve(*arguments)
+        assert code == 2 and said.startswith("error: ") and part in said and len(said.splitlines()) == 1
+    assert list(Path.cwd().iterdir()) == []
+
+
+def test_an_existing_out_is_refused(fedsieve: Callable, file: Path) -> None:
+    assert fedsieve("run", str(file), "--out", "mine")[0] == 0
+    before = {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+    for arguments in (["run", str(file)], ["run", str(file), "seed=9"], ["run", str(file), "seed=9", "--resume"]):
+        code, _, said = fedsieve(*arguments, "--out", "mine")
+        assert code == 2 and said.startswith("error: --out mine holds a ") and len(said.splitlines()) == 1
+    assert before == {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+
+
+def test_help_is_quick() -> None:
+    """Nothing heavy may be imported for it; the time itself is measured generously, for a busy machine."""
+    code = "import sys; from fedsieve.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print(sorted({'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)))"
+    started = time.monotonic()
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert time.monotonic() - started < 5
+    assert printed.splitlines()[-1] == "[]"
+    for command in ("run", "presets", "show", "split", "evaluate", "export", "cache", "demo"):
+        assert command in printed

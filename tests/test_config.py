@@ -1,0 +1,158 @@
+"""Experiment files: what they may say, and one clear line for whatever they may not."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsieve.config import Experiment, load_experiment, parse_experiment, preset_names, preset_text
+from fedsieve.errors import InputError
+
+FILE = """\
+seed: 1
+data: {name: digits}
+model: {head: {mlp: {hidden: 5}}}
+clients:
+  count: 10
+  fraction: 0.5
+  split: {kind: classes, per_client: 2}
+phases:
+  - name: head
+    train: head
+    rounds: 3
+    local: {epochs: 1, lr: 1e-3}
+"""
+
+
+def error_of(text: str, *overrides: str) -> str:
+    with pytest.raises(InputError) as caught:
+        parse_experiment(text, "my.yaml", overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_reads_what_it_says() -> None:
+    experiment = parse_experiment(FILE)
+    assert experiment.seed == 1 and experiment.clients.per_round == 5
+    assert experiment.phases[0].local.lr == 0.001  # YAML 1.1 would take 1e-3 for text
+    assert experiment.model.head.mlp.hidden == 5
+    with pytest.raises(ValueError, match="frozen"):
+        experiment.seed = 2
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        (
+            "fraction: 0.5",
+            "fractoin: 0.5",
+            "my.yaml, line 6: unknown key 'fractoin' in clients; did you mean 'fraction'?",
+        ),
+        ("seed: 1", "sead: 1", "my.yaml, line 1: unknown key 'sead' at the top level; did you mean 'seed'?"),
+        ("hidden: 5", "hiden: 5", "my.yaml, line 3: unknown key 'hiden' in model.head.mlp; did you mean 'hidden'?"),
+        ("rounds: 3", "rounds: 3\n    rouns: 4", "my.yaml, line 12: unknown key 'rouns' in phases.0"),
+        ("per_client: 2", "perclient: 2", "my.yaml, line 7: unknown key 'perclient' in clients.split"),
+        ("seed: 1", "seed: 1\nxyz: 3", "my.yaml, line 2: unknown key 'xyz' at the top level; the keys there are seed,"),
+        ("count: 10", "count: ten", 'my.yaml, line 5: clients.count is "ten"; expected a whole number'),
+        ("count: 10", "count: 2.5", "clients.count is 2.5; expected a whole number"),
+        ("count: 10", "count: true", "clients.count is true; expected a whole number"),
+        ("count: 10", "count: 0", "clients.count is 0; it should be greater than or equal to 1"),
+        ("fraction: 0.5", "fraction: 0", "clients.fraction is 0; it should be greater than 0"),
+        ("fraction: 0.5", "fraction: 1.5", "clients.fraction is 1.5; it should be less than or equal to 1"),
+        ("fraction: 0.5", "fraction: .nan", "clients.fraction is NaN; it should be"),
+        (
+            "name: digits",
+            "name: digit",
+            "data.name is 'digit'; use cifar100 or digits or folder or npz; did you mean 'digits'?",
+        ),
+        ("kind: classes", "kind: clases", "clients.split is 'clases'; use iid or classes or dirichlet or flwr"),
+        ("train: head", "train: hed", "phases.0.train is 'hed'; use head or backbone or all; did you mean 'head'?"),
+        ("train: head", "train: {blocks: []}", "phases.0.train.blocks is []"),
+        ("{mlp: {hidden: 5}}", "lineer", "model.head is 'lineer'; use linear or mlp or ridge; did you mean 'linear'?"),
+        ("epochs: 1", "epochs: 1, steps: 2", "phases.0.local: give epochs or steps, exactly one of them"),
+        ("epochs: 1, ", "", "phases.0.local: give epochs or steps, exactly one of them"),
+        (", lr: 1e-3", "", "phases.0.local needs a value for 'lr'"),
+        ("lr: 1e-3", "lr: 1e-3, nesterov: true, momentum: 0.0", "nesterov needs a momentum above 0"),
+        ("seed: 1", "seed: 1\nseed: 2", "my.yaml, line 2: 'seed' is given twice"),
+        ("seed: 1", "seed: [1", "my.yaml, line 2: this is not YAML"),
+        ("seed: 1", "threads: 0", "threads: use auto or a whole number of at least 1"),
+        ("name: digits", "name: folder", "data.name: folder needs data.path"),
+        ("name: digits", "augment: horizontal_flip", 'data.augment is "horizontal_flip"; expected a list'),
+        ("name: digits", "augment: [{random_resized_crop: {scale: [0.5, 2]}}]", "use two shares of the image's area"),
+        ("name: digits", "validation: 1.0", "data.validation is 1.0; it should be less than 1"),
+        ("name: digits", "validation: 0\nevaluate: {keep: best}", "evaluate.keep: best needs validation data"),
+    ],
+)
+def test_one_line_says_what_is_wrong(old: str, new: str, message: str) -> None:
+    assert old in FILE
+    text = FILE.replace(old, new, 1)
+    if "evaluate" in new:
+        text = FILE.replace("data: {name: digits}", "data: {name: digits, validation: 0}\nevaluate: {keep: best}")
+    assert message in error_of(text)
+
+
+def test_phases_have_names_of_their_own() -> None:
+    assert "two phases are called 'head'" in error_of(FILE + FILE[FILE.index("  - name") :])
+    assert "nothing to do" in error_of("seed: 3")
+    assert parse_experiment("model: {head: {ridge: {penalty: 2.0}}}").phases == ()
+
+
+@pytest.mark.parametrize("text", ["- 1", "just words", "3"])
+def test_other_yaml_is_no_experiment(text: str) -> None:
+    assert "holds no settings" in error_of(text)
+
+
+def test_overrides() -> None:
+    changed = parse_experiment(
+        FILE, "f", ["clients.count=20", "phases.0.rounds=5", "clients.split=iid", "data.path=null"]
+    )
+    assert changed.clients.count == 20 and changed.phases[0].rounds == 5 and changed.clients.split.kind == "iid"
+    assert parse_experiment(FILE, "f", ["evaluate.every=3"]).evaluate.every == 3  # a group the file does not mention
+    assert parse_experiment(FILE, "f", ["model.head={ridge: {penalty: 1e3}}"]).model.head.ridge.penalty == 1000
+    assert "override 'clients.cuont=3': unknown key 'cuont' in clients; did you mean 'count'?" in error_of(
+        FILE, "clients.cuont=3"
+    )
+    assert "there is no entry 4 in the list; use 0 to 0" in error_of(FILE, "phases.4.rounds=1")
+    assert "write key=value" in error_of(FILE, "nonsense")
+    assert "seed is null; expected a whole number" in error_of(FILE, "seed=")
+
+
+def test_the_last_override_wins() -> None:
+    assert parse_experiment(FILE, "f", ["seed=5", "seed=6"]).seed == 6
+
+
+def test_resolving_settles_what_is_open() -> None:
+    central = parse_experiment(FILE, "f", ["clients.count=1", "clients.split=iid"]).resolved()
+    assert central.phases[0].optimizer_state == "carry" and central.data.image_size == 32
+    federated = parse_experiment(FILE, "f", ["model.backbone=facebook/dino-vits16"]).resolved()
+    assert federated.phases[0].optimizer_state == "reset" and federated.data.image_size == 64
+    assert federated.device in ("cpu", "cuda") and federated.threads >= 1
+    assert federated.resolved() == federated
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_resolve_and_say_what_they_are(name: str) -> None:
+    experiment = load_experiment(name)
+    assert preset_text(name).startswith("# ")
+    assert parse_experiment(experiment.resolved().to_yaml()) == experiment.resolved()
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(InputError, match="neither a file nor a preset; did you mean 'digits-iid'"):
+        load_experiment("digit-iid")
+
+
+@given(
+    st.builds(
+        dict,
+        seed=st.integers(0, 2**40),
+        clients=st.builds(dict, count=st.integers(1, 10**6), fraction=st.floats(1e-6, 1)),
+        evaluate=st.builds(dict, every=st.integers(1, 99), test=st.sampled_from(["end", "each", "never"])),
+        model=st.just({"head": {"ridge": {"penalty": 2.5}}}),
+    )
+)
+def test_what_is_written_reads_the_same(settings: dict) -> None:
+    experiment = Experiment.model_validate(settings)
+    assert parse_experiment(experiment.to_yaml()) == experiment
+    assert parse_experiment(yaml.safe_dump(settings)) == experiment
