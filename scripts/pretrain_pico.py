@@ -86,7 +86,7 @@ def select_weights(student: ViT, teacher: dict[str, Tensor]) -> None:
     filters = F.interpolate(teacher["patch_embed.proj.weight"][width], size=(8, 8), mode="bilinear", antialias=True)
     new["patch_embed.proj.weight"].copy_(filters * (14 / 8) ** 2)
     new["patch_embed.proj.bias"].copy_(teacher["patch_embed.proj.bias"][width])
-    new["pos_embed"].copy_(resize_positions(teacher["pos_embed"], 4)[:, :, width])
+    new["pos_embed"].copy_(resize_positions(teacher["pos_embed"], 4, antialias=False)[:, :, width])
     new["cls_token"].copy_(teacher["cls_token"][:, :, width])
     for number in range(PICO.depth):
         block = f"blocks.{number}."

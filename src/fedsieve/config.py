@@ -263,6 +263,8 @@ class Experiment(Settings):
             raise ValueError(f"two phases are called '{repeated[0]}'; give each its own name")
         if not self.phases and not isinstance(self.model.head, RidgeHead):
             raise ValueError("there is nothing to do: give at least one phase, or a ridge head")
+        if "ridge" in names and isinstance(self.model.head, RidgeHead):
+            raise ValueError("a ridge head is solved in a phase called 'ridge'; give yours another name")
         if self.evaluate.keep == "best" and self.data.validation == 0:
             raise ValueError("evaluate.keep: best needs validation data; set data.validation above 0")
         if self.data.name in ("folder", "npz") and self.data.path is None:

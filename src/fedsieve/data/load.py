@@ -73,8 +73,11 @@ def load_cifar100(settings: DataSettings) -> Dataset:
 
 def _download_cifar100(path: Path) -> None:
     from datasets import load_dataset
+    from huggingface_hub import HfApi, constants
 
     try:
+        if not constants.HF_HUB_OFFLINE:
+            HfApi().dataset_info("uoft-cs/cifar100", timeout=20)  # asks once; load_dataset would ask for half a minute
         parts = load_dataset("uoft-cs/cifar100")
     except Exception as error:  # whatever it is, the way out is the same
         raise InputError(
@@ -134,6 +137,8 @@ def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Sa
         if not found and root.name == "train":
             raise InputError(f"{root / name} holds no .png or .jpg image; add some or remove the folder")
         paths += [(path, label) for path in found]
+    if not paths:
+        raise InputError(f"{root} holds no .png or .jpg image; add some or remove the folder")
     with ThreadPoolExecutor() as pool:
         images = list(pool.map(lambda entry: _read_image(entry[0], settings), paths))
     return _samples(np.stack(images), np.asarray([label for _, label in paths]))

@@ -131,4 +131,4 @@ def _momentum(optimizer: torch.optim.SGD, scope: Scope) -> Tensor:
 def _set_momentum(optimizer: torch.optim.SGD, scope: Scope, momentum: Tensor) -> None:
     parts = momentum.split([parameter.numel() for parameter in scope.parameters])
     for parameter, part in zip(scope.parameters, parts, strict=True):
-        optimizer.state[parameter]["momentum_buffer"] = part.view_as(parameter).clone()
+        optimizer.state[parameter]["momentum_buffer"] = part.view_as(parameter).to(parameter.device, copy=True)

@@ -60,9 +60,13 @@ def load_backbone(name: str, image_size: int) -> Backbone:
 
 def _from_file(path: Path, image_size: int, source: str) -> ViT:
     tensors = read_tensors(path)
-    if "patch_embed.proj.weight" not in tensors:
-        tensors = rename_hugging_face(tensors)
-    return vit_from_tensors(tensors, shape_of(tensors, source), image_size, source)
+    if "patch_embed.proj.weight" in tensors:
+        return vit_from_tensors(tensors, shape_of(tensors, source), image_size, source)
+    tensors = rename_hugging_face(tensors)
+    shape = shape_of(tensors, source)
+    if path.with_name("config.json").exists():  # it knows the number of heads, which the tensors do not show
+        shape = shape_of_config(read_hugging_face_config(path.parent), tensors, source)
+    return vit_from_tensors(tensors, shape, image_size, source)
 
 
 def _from_folder(folder: Path, image_size: int) -> Backbone:

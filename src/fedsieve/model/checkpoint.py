@@ -119,7 +119,7 @@ def shape_of_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], so
     return replace(
         shape_of(tensors, source),
         heads=config.get("num_attention_heads", 12),
-        epsilon=config.get("layer_norm_eps", 1e-12 if config["model_type"] == "vit" else 1e-6),
+        epsilon=config.get("layer_norm_eps", 1e-12 if config.get("model_type") == "vit" else 1e-6),
     )
 
 
