@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--teacher", type=Path, required=True)
     parser.add_argument("--cifar", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True, help="a folder for intermediate files")
-    parser.add_argument("--epochs", type=int, default=22)
+    parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2)

@@ -10,7 +10,8 @@ import torch
 from hypothesis import settings
 from safetensors.torch import save_file
 
-from fedsieve.config import Experiment, parse_experiment
+from fedsieve.config import Experiment
+from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.vit import ViT, ViTShape, initialize
 
 settings.register_profile("fedsieve", deadline=None, max_examples=50)

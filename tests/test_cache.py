@@ -81,6 +81,20 @@ def test_the_oldest_go_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(path.stat().st_size for path in folder.glob("*.npy")) <= 3.5 * TRUTH.nbytes
 
 
+def test_abandoned_halves_are_bounded_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIEVE_CACHE_GB", str(3.5 * TRUTH.nbytes / 1e9))
+    for name in "abcdefgh":
+        with pytest.raises(KeyboardInterrupt):
+            fetch(Computer(breaks_after=2), name)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 3.5 * TRUTH.nbytes
+
+
+def test_an_array_larger_than_the_cache_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIEVE_CACHE_GB", str(0.5 * TRUTH.nbytes / 1e9))
+    np.testing.assert_array_equal(fetch(Computer()), TRUTH)
+    assert not folder.exists()
+
+
 def test_does_without_where_nothing_can_be_written(folder: Path) -> None:
     folder.parent.mkdir(exist_ok=True)
     folder.write_text("a file where the folder should be")

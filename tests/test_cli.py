@@ -80,9 +80,23 @@ def test_presets_and_show(fedsieve: Callable) -> None:
 
 def test_cache(fedsieve: Callable, file: Path) -> None:
     fedsieve("run", str(file))
-    assert "kB" in fedsieve("cache", "show")[1]
+    assert not fedsieve("cache", "show")[1].endswith(": 0 B\n")
     assert fedsieve("cache", "clear")[0] == 0
     assert fedsieve("cache", "show")[1].endswith(": 0 B\n")
+
+
+def test_brackets_in_names_are_printed_as_they_are(fedsieve: Callable, file: Path) -> None:
+    assert "written to runs[/x][red]" in fedsieve("run", str(file), "--out", "runs[/x][red]")[1]
+    assert "written to [bold].png" in fedsieve("split", str(file), "--png", "[bold].png")[1]
+
+
+def test_ctrl_c_says_how_to_go_on(fedsieve: Callable, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedsieve.experiment.run_round", interrupt)
+    code, _, said = fedsieve("run", str(file), "--out", "run")
+    assert code == 130 and said.startswith("error: interrupted") and "--resume" in said
 
 
 # ------------------------------------------------------------------------------------------ bad input
@@ -141,6 +155,9 @@ BAD = {
     ),
     "no such block": (lambda t, b: ["phases.1.train={blocks: [2, 3]}"], ["no block 3", "0 to 2"]),
     "no run to start from": (lambda t, b: [f"model.init={t}/none"], ["model.init", "no model of a finished run"]),
+    "out below a file": (lambda t, b: ["--out", f"{b}/run"], ["cannot be made", "another folder"]),
+    "best of no validation": (lambda t, b: ["data.validation=0.001", "evaluate.keep=best"], ["holds out no image"]),
+    "infinite rate": (lambda t, b: ["phases.0.local.lr=.inf"], ["phases.0.local.lr", "finite"]),
     "npz without labels": (lambda t, b: [f"data.path={npz_without_labels(t / 'x.npz')}"], ["no array y_train"]),
     "validation leaves nothing": (lambda t, b: ["data.validation=0.999"], ["leaves nothing to train on"]),
     "no such partitioner": (
@@ -160,9 +177,9 @@ def test_bad_input_is_one_line_and_nothing_written(
     fedsieve: Callable, file: Path, tmp_path: Path, backbone: Path, case: str
 ) -> None:
     overrides, expected = BAD[case]
-    code, printed, said = fedsieve("run", str(file), *overrides(tmp_path, backbone), "--out", "out")
+    code, _, said = fedsieve("run", str(file), "--out", "out", *overrides(tmp_path, backbone))
     assert code == 2
-    assert said.startswith("error: ") and len(said.splitlines()) == 1 and not printed
+    assert said.startswith("error: ") and len(said.splitlines()) == 1
     for part in expected:
         assert part in said
     assert list(Path.cwd().iterdir()) == []

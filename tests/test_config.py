@@ -5,8 +5,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsieve.config import Experiment, load_experiment, parse_experiment, preset_names, preset_text
+from fedsieve.config import Experiment
 from fedsieve.errors import InputError
+from fedsieve.experiment_file import load_experiment, parse_experiment, preset_names, preset_text
 
 FILE = """\
 seed: 1
@@ -76,7 +77,7 @@ def test_reads_what_it_says() -> None:
         ("lr: 1e-3", "lr: 1e-3, nesterov: true, momentum: 0.0", "nesterov needs a momentum above 0"),
         ("seed: 1", "seed: 1\nseed: 2", "my.yaml, line 2: 'seed' is given twice"),
         ("seed: 1", "seed: [1", "my.yaml, line 2: this is not YAML"),
-        ("seed: 1", "threads: 0", "threads: use auto or a whole number of at least 1"),
+        ("seed: 1", "threads: 0", "threads: use auto or a whole number from 1 to 1024"),
         ("name: digits", "name: folder", "data.name: folder needs data.path"),
         ("name: digits", "augment: horizontal_flip", 'data.augment is "horizontal_flip"; expected a list'),
         ("name: digits", "augment: [{random_resized_crop: {scale: [0.5, 2]}}]", "use two shares of the image's area"),
@@ -116,6 +117,9 @@ def test_overrides() -> None:
     assert "there is no entry 4 in the list; use 0 to 0" in error_of(FILE, "phases.4.rounds=1")
     assert "write key=value" in error_of(FILE, "nonsense")
     assert "seed is null; expected a whole number" in error_of(FILE, "seed=")
+    assert "nothing to set 'rounds' in" in error_of(FILE, "phases.0=3", "phases.0.rounds=5")
+    assert "no entry ² in the list" in error_of(FILE, "phases.².rounds=5")
+    assert "this is not YAML" in error_of(FILE, "seed=\x07")
 
 
 def test_the_last_override_wins() -> None:
@@ -136,6 +140,26 @@ def test_presets_resolve_and_say_what_they_are(name: str) -> None:
     experiment = load_experiment(name)
     assert preset_text(name).startswith("# ")
     assert parse_experiment(experiment.resolved().to_yaml()) == experiment.resolved()
+
+
+def test_a_name_alone_means_its_defaults() -> None:
+    experiment = parse_experiment(FILE, "f", ["model.head=mlp", "data.augment=[random_resized_crop]"])
+    assert experiment.model.head.mlp.hidden == 512
+    assert experiment.data.augment[0].random_resized_crop.scale == (0.5, 1.0)
+
+
+def test_yaml_that_never_ends_is_refused() -> None:
+    assert "refers to itself" in error_of("data: &x {augment: [*x]}")
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 5000, "nul\0"])
+def test_impossible_paths(name: str) -> None:
+    for call in (
+        lambda: load_experiment(name),
+        lambda: parse_experiment(FILE, "f", [f"data.path='{name}'"]).resolved(),
+    ):
+        with pytest.raises(InputError):
+            call()
 
 
 def test_unknown_preset() -> None:

@@ -241,3 +241,11 @@ def test_a_loss_that_explodes_stops_the_run(experiment: Maker, tmp_path: Path) -
 
     assert torch.isfinite(load(kept[-1]).vector).all()
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_loss_that_explodes_only_in_evaluation_stops_the_run(experiment: Maker, tmp_path: Path) -> None:
+    """One step far away: the training loss was computed before it and is fine."""
+    settings = experiment("phases.1.local={steps: 1, lr: 1.0e+14}", "phases.1.rounds=1")
+    with pytest.raises(RunError, match=r"loss became nan|not finite"):
+        run(settings, tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()

@@ -57,9 +57,9 @@ def cached_array(
             else:
                 _make_room(folder, expected)
                 _compute_to(path, rows, columns, compute)
+            return np.load(path, mmap_mode="r")
     except OSError:  # no space, or no place to write: the run can do without the cache
         return np.concatenate(list(compute(0)))
-    return np.load(path, mmap_mode="r")
 
 
 def cache_size() -> int:
@@ -87,6 +87,8 @@ def _compute_to(path: Path, rows: int, columns: int, compute: Callable[[int], It
     partial, count = path.with_suffix(".partial"), path.with_suffix(".count")
     first = int(count.read_text() or 0) if count.exists() and _is_whole(partial, 4 * rows * columns) else 0
     array = np.lib.format.open_memmap(partial, "r+" if first else "w+", dtype=np.float32, shape=(rows, columns))
+    with partial.open("rb+") as file:  # now: writing to a mapped file on a full disk would end the process
+        os.posix_fallocate(file.fileno(), 0, 4 * rows * columns + HEADER)
     for block in compute(first):
         array[first : first + len(block)] = block
         first += len(block)
@@ -98,13 +100,25 @@ def _compute_to(path: Path, rows: int, columns: int, compute: Callable[[int], It
 
 
 def _make_room(folder: Path, needed: int) -> None:
-    arrays = sorted(folder.glob("*.npy"), key=lambda path: path.stat().st_mtime)
-    total = sum(path.stat().st_size for path in arrays) + needed
-    for path in arrays:
+    """Delete what was unused for longest, whole or abandoned half-way, until `needed` more bytes fit."""
+    arrays = sorted((path.stat().st_mtime, path.stat().st_size, path) for path in folder.glob("*.[np][pa]*"))
+    total = sum(size for _, size, _ in arrays) + needed
+    for _, size, path in arrays:
         if total <= size_limit():
             break
-        total -= path.stat().st_size
+        if path.suffix == ".partial" and _is_locked(path.with_suffix(".lock")):
+            continue
+        total -= size
         path.unlink(missing_ok=True)  # a process that has it mapped keeps its copy
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager

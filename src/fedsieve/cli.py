@@ -25,7 +25,7 @@ ExperimentArgument = Annotated[
 ]
 OverridesArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it: clients.count=20 phases.0.rounds=5"),
+    typer.Argument(metavar="KEY=VALUE", help="Changes to it: clients.count=20 phases.0.rounds=5"),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
@@ -41,7 +41,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
 ) -> None:
     """Run an experiment, and write its metrics, model and result to a folder."""
-    from fedsieve.config import load_experiment
+    from fedsieve.experiment_file import load_experiment
 
     settings = load_experiment(experiment, overrides or [])
     if resume and out is None:
@@ -52,6 +52,7 @@ def run(
     from fedsieve.report.tables import result_table
 
     console = _console()
+    console.print(f"{experiment} into {folder}", soft_wrap=True)
     with ProgressBar(console) as bar:
         result = run_experiment(settings, folder, resume, bar)
     console.print(result_table(result))
@@ -61,7 +62,7 @@ def run(
 @app.command()
 def presets() -> None:
     """List the experiments that come with fedsieve."""
-    from fedsieve.config import preset_names, preset_text
+    from fedsieve.experiment_file import preset_names, preset_text
 
     names = preset_names()
     for name in names:
@@ -72,7 +73,7 @@ def presets() -> None:
 @app.command()
 def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:
     """Print an experiment as YAML, with every default filled in."""
-    from fedsieve.config import load_experiment
+    from fedsieve.experiment_file import load_experiment
 
     print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
 
@@ -85,7 +86,7 @@ def split(
     as_json: JsonOption = False,
 ) -> None:
     """Show which client holds how many samples of which class."""
-    from fedsieve.config import load_experiment
+    from fedsieve.experiment_file import load_experiment
     from fedsieve.workbench import class_counts
 
     settings = load_experiment(experiment, overrides or []).resolved()
@@ -128,7 +129,7 @@ def export(
     to: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
 ) -> None:
     """Write a finished run's model in Hugging Face format."""
-    from fedsieve.model.export import export_run
+    from fedsieve.runs.export import export_run
 
     console = _console()
     console.print(export_run(run, to), soft_wrap=True)
@@ -166,7 +167,7 @@ def cache_clear() -> None:
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False)  # paths and class names may hold brackets
 
 
 def _new_folder(name: str) -> Path:
@@ -189,9 +190,11 @@ def main(arguments: list[str] | None = None) -> Any:
     except RunError as error:
         code = _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        code = _fail("interrupted; add --resume to go on", 130)
+        code = 130
     except USAGE_ERROR as error:
         code = _fail(f"{error.format_message()} See 'fedsieve --help'.", 2)
+    if code == 130:  # typer has swallowed Ctrl-C
+        _fail("interrupted; the same command with --resume and --out goes on", 130)
     sys.exit(code or 0)
 
 

@@ -8,6 +8,7 @@ Centralized training is the same loop with one client. Whatever is wrong with th
 before the run folder is made.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.config import Experiment, LocalSettings, PhaseSettings, RidgeHead
-from fedsieve.errors import RunError
+from fedsieve.errors import InputError, RunError
 from fedsieve.evaluate import Score
 from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
@@ -50,16 +51,20 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
     phases = plan(experiment)
     try:
         saved = folder.start()
-        state = saved or Checkpoint(Progress(), bench.model.vector, None, {})
+        for path in folder.damaged:
+            observer.note(
+                f"checkpoint {path.name} is damaged; {'going on from the one before' if saved else 'starting over'}"
+            )
+        state = saved or Checkpoint(Progress(fingerprint=bench.fingerprint), bench.model.vector, None, {})
+        if state.progress.fingerprint != bench.fingerprint:
+            raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
         bench.model.vector.copy_(state.vector)
         state.vector = bench.model.vector  # from here on the model itself
-        for path in folder.damaged:
-            observer.note(f"checkpoint {path.name} is damaged; going on from the one before")
         observer.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
         clock = Clock(state.progress)
         for phase in phases[state.progress.phase :]:
             run_phase(experiment, phase, bench, state, folder, clock)
-        result = conclude(experiment, bench, state, folder, clock)
+        result = conclude(experiment, phases[-1], bench, state, folder, clock)
         folder.save_result(result)
         return result
     finally:
@@ -117,7 +122,7 @@ def run_phase(
         chosen = choose_clients(experiment, phase, progress.round + 1)
         try:
             line = run_round(phase, progress.round + 1, chosen, bench, context, state.clients, on_features)
-        except (RunError, KeyboardInterrupt):
+        except RunError:
             folder.save_checkpoint(state, force=True)  # the weights are still those before the round
             raise
         progress.round += 1
@@ -170,10 +175,13 @@ def run_round(
             updates.append((update.samples, update.metrics))
             if new_state:
                 changed[client] = new_state
-        scope.write(aggregator.finish())
+        after = aggregator.finish()
+        if not torch.isfinite(after).all():
+            raise RunError(f"phase {phase.settings.name}, round {round}: the server's new weights are not finite")
     except BaseException:
         scope.write(before)
         raise
+    scope.write(after)
     states.update(changed)
     return {
         "phase": phase.settings.name,
@@ -193,6 +201,10 @@ def evaluate_round(
 ) -> None:
     """Score the new weights on the validation set, and remember them if they are the best so far."""
     score = bench.score(bench.data.train, bench.validation_sample, scope)
+    if score is not None and not math.isfinite(score.loss):
+        raise RunError(
+            f"phase {line['phase']}, round {line['round']}: the validation loss became {score.loss}; lower lr"
+        )
     if score is not None:
         line |= {"val_accuracy": score.accuracy, "val_loss": score.loss}
         best = state.progress.best
@@ -225,11 +237,11 @@ def phase_result(
 
 
 def conclude(
-    experiment: Experiment, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
+    experiment: Experiment, last: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
 ) -> dict[str, Any]:
     """Save the model, and say what came out: the last phase's scores are the run's."""
     phases = state.progress.phases
-    scope = bench.model.scope(plan(experiment)[-1].settings.train)
+    scope = bench.model.scope(last.settings.train)
     best = [phase["best_val_accuracy"] for phase in phases if phase["best_val_accuracy"] is not None]
     return {
         "test_accuracy": phases[-1]["test_accuracy"],
@@ -247,6 +259,8 @@ def conclude(
 
 def score_as(name: str, score: Score | None) -> dict[str, float | None]:
     accuracy, loss = (score.accuracy, score.loss) if score else (None, None)
+    if loss is not None and not math.isfinite(loss):
+        raise RunError(f"the {name} loss became {loss}; lower phases.*.local.lr or set clip_norm")
     return {f"{name}_accuracy": accuracy, f"{name}_loss": loss}
 
 
@@ -263,7 +277,7 @@ def mean_over_clients(updates: list[tuple[int, dict[str, float]]], name: str) ->
 def evaluate_run(path: Path) -> dict[str, dict[str, float | None]]:
     """Score a finished run's model again; beside each figure what the run itself recorded."""
     recorded = read_result(path)
-    experiment = read_experiment(path)
+    experiment = read_experiment(path).resolved()
     configure_torch(experiment)
     bench = Workbench(experiment, Observer(), load_classifier(path))
     everything = bench.model.scope("all")

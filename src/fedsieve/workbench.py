@@ -3,6 +3,7 @@
 Making a workbench finds whatever is wrong with the input, and writes nothing but the cache.
 """
 
+import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ class Workbench:
         self.transform = Transform(experiment.data, self.data.train)
         self.classifier = classifier or build_classifier(experiment, self.data.classes)
         self.model = FlatModel(self.classifier, self.device)
+        self.fingerprint = fingerprint_of(self.data, self.model.vector)
         self._features: dict[str, Tensor] = {}
         for note in self.data.notes + self.split.notes:
             observer.note(note)
@@ -91,10 +93,22 @@ class Workbench:
         return lambda batch: self.transform.evaluation(samples.images[batch].to(self.device))
 
 
+def fingerprint_of(data: Dataset, weights: Tensor) -> str:
+    """A hash of all that a run starts from beside its experiment."""
+    digest = hashlib.sha256(f"{data.train.fingerprint} {data.test.fingerprint} {data.classes}".encode())
+    for tensor in (data.train.labels, data.test.labels, weights.cpu()):
+        digest.update(tensor.numpy().data)
+    return digest.hexdigest()
+
+
 def hold_out_validation(experiment: Experiment, data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Positions in the official training set of (what clients train on, the validation set)."""
     labels = data.train.labels.numpy()
     held = round(experiment.data.validation * len(labels))
+    if held == 0 and experiment.evaluate.keep == "best":
+        raise InputError(
+            f"evaluate.keep: best, but data.validation {experiment.data.validation} holds out no image; raise it"
+        )
     return stratified(labels, held, numpy_generator(experiment.seed, "validation"))
 
 

@@ -95,6 +95,23 @@ def test_folder_of_images(tmp_path: Path) -> None:
         assert image.float().mean((1, 2)).argmax() == (2 if label == 0 else 0)
 
 
+def test_pictures_of_every_kind(tmp_path: Path) -> None:
+    """Grey, 16 bits, palette, transparent: the same mid-grey; what starts with a dot is passed over."""
+    folder = tmp_path / "train" / "a"
+    folder.mkdir(parents=True)
+    Image.new("L", (9, 9), 128).save(folder / "grey.png")
+    Image.fromarray(np.full((9, 9), 128 * 257, np.uint16)).save(folder / "deep.png")
+    Image.new("RGBA", (9, 9), (128, 128, 128, 255)).save(folder / "clear.png")
+    Image.new("L", (9, 9), 128).convert("P").save(folder / "palette.png")
+    (folder / "._grey.png").write_bytes(b"what a file manager leaves")
+    (tmp_path / "train" / ".hidden").mkdir()
+    picture(tmp_path / "train" / "b" / "x.png", (9, 9), (0, 0, 0))
+    picture(tmp_path / "test" / "a" / "x.png", (9, 9), (128, 128, 128))
+    data = load(DataSettings(name="folder", path=str(tmp_path), image_size=9))
+    assert data.classes == ["a", "b"] and len(data.train) == 5
+    assert data.train.images[:4].unique().tolist() == [128]
+
+
 def test_folder_without_a_test_set_says_what_it_does(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         for number in range(10):
@@ -123,9 +140,13 @@ def test_center_crop_keeps_the_aspect(tmp_path: Path) -> None:
     "arrays, message",
     [
         ({"x_train": np.zeros((4, 8, 8))}, "x_train is float64"),
-        ({"y_train": np.zeros(3, int)}, "y_train should be one whole number for each of the 4"),
+        ({"y_train": np.zeros(3, int)}, "y_train should be one whole number for each image"),
         ({"y_test": np.zeros(2)}, "y_test should be"),
         ({"y_train": np.array([0, 1, -1, 0])}, "count classes from 0"),
+        ({"y_train": np.array([0, 1, 7, 0])}, "labels go up to 7"),
+        ({"names": np.array(["only one"])}, "names has 1 entries"),
+        ({"x_train": np.uint8(3)}, "y_train should be"),
+        ({"x_train": np.zeros((4, 0, 8), np.uint8)}, "at least one pixel"),
         ({"x_train": np.zeros((4, 8, 8, 5), np.uint8)}, r"shape \[4, 8, 8, 5\]"),
     ],
 )

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.config import DataSettings, parse_experiment
+from fedsieve.config import DataSettings
 from fedsieve.data.load import Dataset, load
 from fedsieve.data.transform import Transform
 from fedsieve.experiment import run
+from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.backbone import load_backbone
 
 ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS", Path(__file__).parents[2] / "../shared")).resolve()

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
-from fedsieve.runs.checkpoint import Checkpoint, Progress, load, load_newest, save
+from fedsieve.runs.checkpoint import Checkpoint, Progress, load_newest, save
+from fedsieve.runs.folder import RunFolder
 from fedsieve.workbench import Observer
 
 Maker = Callable[..., Experiment]
@@ -49,7 +51,7 @@ def test_a_damaged_newest_checkpoint_falls_back(experiment: Maker, tmp_path: Pat
     expected = run(experiment(), tmp_path / "whole")["model_sha256"]
     out = tmp_path / "run"
     interrupted(experiment(), out, 4)
-    before, newest = sorted((out / "checkpoints").glob("*.safetensors"))
+    _, newest = sorted((out / "checkpoints").glob("*.safetensors"))
     content = bytearray(newest.read_bytes())
     if damage == "flip":
         content[-5] ^= 1
@@ -57,7 +59,7 @@ def test_a_damaged_newest_checkpoint_falls_back(experiment: Maker, tmp_path: Pat
     listener = Listener()
     assert run(experiment(), out, resume=True, observer=listener)["model_sha256"] == expected
     assert any(newest.name in note and "damaged" in note for note in listener.notes)
-    assert load(before) if before.exists() else True
+    assert newest.with_suffix(".damaged").exists()  # kept for whoever wants to know why
 
 
 def test_all_checkpoints_damaged_is_a_new_start(experiment: Maker, tmp_path: Path) -> None:
@@ -111,14 +113,36 @@ def test_what_is_there_is_never_overwritten(experiment: Maker, tmp_path: Path) -
 
 
 def test_two_processes_do_not_share_a_folder(experiment: Maker, tmp_path: Path) -> None:
-    from fedsieve.runs.folder import RunFolder
-
     settings = experiment().resolved()
     first = RunFolder(tmp_path / "run", settings, resume=False)
     first.start()
-    with pytest.raises(InputError, match="in use"):
-        RunFolder(tmp_path / "run", settings, resume=True).start()
+    for _ in range(2):  # being refused must not open the door for the next
+        second = RunFolder(tmp_path / "run", settings, resume=True)
+        with pytest.raises(InputError, match="in use"):
+            second.start()
+        second.close()
     first.close()
+
+
+def test_a_run_that_came_in_between_is_not_overwritten(experiment: Maker, tmp_path: Path) -> None:
+    late = RunFolder(tmp_path / "run", experiment("seed=8").resolved(), resume=False)  # the folder is free now
+    run(experiment(), tmp_path / "run")
+    with pytest.raises(InputError, match="different run"):
+        late.start()
+    assert "seed: 7" in (tmp_path / "run" / "experiment.yaml").read_text()
+
+
+def test_other_data_is_noticed(experiment: Maker, images: Path, tmp_path: Path) -> None:
+    """The file that the experiment names has changed since the run was interrupted."""
+    copy = tmp_path / "data.npz"
+    copy.write_bytes(images.read_bytes())
+    interrupted(experiment(f"data.path={copy}"), tmp_path / "run", 2)
+    with np.load(images) as file:
+        arrays = dict(file)
+    arrays["x_train"][0, 0, 0, 0] ^= 1
+    np.savez(copy, **arrays)
+    with pytest.raises(InputError, match="other data"):
+        run(experiment(f"data.path={copy}"), tmp_path / "run", resume=True)
 
 
 @given(

@@ -115,12 +115,12 @@ def load_folder(settings: DataSettings) -> Dataset:
     root = Path(settings.path or "")
     if not (root / "train").is_dir():
         raise InputError(f"data.path: {root} has no folder train; expected train/CLASS/*.png or *.jpg")
-    names = sorted(entry.name for entry in (root / "train").iterdir() if entry.is_dir())
+    names = sorted(entry.name for entry in (root / "train").iterdir() if _is_class(entry))
     if len(names) < 2:
         raise InputError(f"{root / 'train'} has {len(names)} class folders; expected at least two, one for each class")
     train = _read_images(root / "train", names, settings)
     if (root / "test").is_dir():
-        extra = {entry.name for entry in (root / "test").iterdir() if entry.is_dir()} - set(names)
+        extra = {entry.name for entry in (root / "test").iterdir() if _is_class(entry)} - set(names)
         if extra:
             raise InputError(f"{root / 'test' / min(extra)} is a class that {root / 'train'} does not have; remove it")
         return Dataset(train, _read_images(root / "test", names, settings), names)
@@ -130,10 +130,14 @@ def load_folder(settings: DataSettings) -> Dataset:
     return Dataset(parts[0], parts[1], names, [note])
 
 
+def _is_class(entry: Path) -> bool:
+    return entry.is_dir() and not entry.name.startswith(".")
+
+
 def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Samples:
     paths: list[tuple[Path, int]] = []
     for label, name in enumerate(names):
-        found = sorted(path for path in (root / name).rglob("*") if path.suffix.lower() in IMAGE_ENDINGS)
+        found = sorted(path for path in (root / name).rglob("[!.]*") if path.suffix.lower() in IMAGE_ENDINGS)
         if not found and root.name == "train":
             raise InputError(f"{root / name} holds no .png or .jpg image; add some or remove the folder")
         paths += [(path, label) for path in found]
@@ -148,8 +152,12 @@ def _read_image(path: Path, settings: DataSettings) -> np.ndarray:
     from PIL import Image, ImageOps
 
     try:
+        picture: Image.Image
         with Image.open(path) as image:
-            picture = ImageOps.exif_transpose(image).convert("RGB")
+            if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off instead of scaling
+                picture = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+            else:
+                picture = ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # Pillow raises many kinds for a damaged file
         raise InputError(f"{path} is no readable image ({type(error).__name__}); mend or remove it") from None
     if isinstance(settings.evaluate_crop, ResizeCenterCrop):
@@ -182,17 +190,26 @@ def _from_npz(path: Path) -> Dataset:
         images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
         if images.dtype != np.uint8:
             raise InputError(f"{path}: x_{part} is {images.dtype}; images are stored as uint8 from 0 to 255")
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
-            raise InputError(f"{path}: y_{part} should be one whole number for each of the {len(images):,} images")
+        if images.ndim == 0 or labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+            raise InputError(f"{path}: y_{part} should be one whole number for each image of x_{part}")
         parts.append((_channels_first(images, f"{path}: x_{part}"), labels.astype(np.int64)))
     labels = np.concatenate([parts[0][1], parts[1][1]])
     if not len(parts[0][1]) or labels.min() < 0:
         raise InputError(f"{path}: y_train and y_test should count classes from 0, and there should be images")
-    names = [str(name) for name in arrays["names"]] if "names" in arrays else []
-    return Dataset(_samples(*parts[0]), _samples(*parts[1]), names or [str(k) for k in range(int(labels.max()) + 1)])
+    count = int(labels.max()) + 1
+    if count > len(parts[0][1]):
+        raise InputError(
+            f"{path}: labels go up to {count - 1:,}, more than there are images; number the classes from 0"
+        )
+    names = [str(name) for name in arrays["names"]] if "names" in arrays else [str(k) for k in range(count)]
+    if len(names) < count:
+        raise InputError(f"{path}: names has {len(names)} entries, but labels go up to {count - 1}; name every class")
+    return Dataset(_samples(*parts[0]), _samples(*parts[1]), names)
 
 
 def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
+    if 0 in images.shape[1:]:
+        raise InputError(f"{where} has shape {list(images.shape)}; images should have at least one pixel")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim == 4 and images.shape[3] in (1, 3):

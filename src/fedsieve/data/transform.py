@@ -24,7 +24,9 @@ def channel_statistics(samples: Samples) -> Statistics:
     values = np.arange(256) / 255
     means, deviations = [], []
     for channel in range(samples.images.shape[1]):
-        counts = np.bincount(samples.images[:, channel].numpy().ravel(), minlength=256)
+        counts = np.zeros(256)
+        for part in samples.images.split(1000):  # bincount makes 8 bytes of each pixel
+            counts += np.bincount(part[:, channel].numpy().ravel(), minlength=256)
         mean = float(counts @ values / counts.sum())
         means.append(mean)
         deviations.append(max(1e-6, float(counts @ (values - mean) ** 2 / counts.sum()) ** 0.5))

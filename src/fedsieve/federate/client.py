@@ -1,5 +1,6 @@
 """What one client does in one round: a pure function of what it is sent, its own data and its own state."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -81,7 +82,7 @@ def train_client(
         done = (broadcast.round - 1 + step / steps) / broadcast.rounds
         optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)
         inputs = data.inputs(positions, torch_generator(context.seed, "augment", *address, step))
-        loss = nn.functional.cross_entropy(context.network(inputs), data.labels[positions])
+        loss = nn.functional.cross_entropy(_scores(context, inputs, address), data.labels[positions])
         optimizer.zero_grad()
         loss.backward()
         if local.clip_norm is not None:
@@ -92,13 +93,26 @@ def train_client(
     delta = scope.read().sub_(broadcast.weights)
     drift = float(torch.linalg.vector_norm(delta))
     train_loss = float(total) / seen
-    if not torch.isfinite(torch.tensor([train_loss, drift])).all():
-        raise RunError(
-            f"phase {broadcast.phase}, round {broadcast.round}, client {data.client}: the loss became "
-            f"{train_loss}; lower phases.*.local.lr or set clip_norm"
+    if not (math.isfinite(train_loss) and math.isfinite(drift)):
+        what = (
+            f"the change of the weights became {drift}"
+            if math.isfinite(train_loss)
+            else f"the loss became {train_loss}"
         )
+        raise RunError(f"{_place(address)}: {what}; lower phases.*.local.lr or set clip_norm")
     state = {"momentum": _momentum(optimizer, scope)} if context.carry_momentum and local.momentum else {}
     return Update(data.client, len(data), {"delta": delta}, {"train_loss": train_loss, "drift": drift}), state
+
+
+def _scores(context: Context, inputs: Tensor, address: tuple[str, int, int]) -> Tensor:
+    try:
+        return context.network(inputs)
+    except ValueError as error:  # BatchNorm cannot learn from a batch of one
+        raise RunError(f"{_place(address)}: {error}; another phases.*.local.batch_size may help") from None
+
+
+def _place(address: tuple[str, int, int]) -> str:
+    return "phase {}, round {}, client {}".format(*address)
 
 
 def number_of_steps(samples: int, local: LocalSettings) -> int:

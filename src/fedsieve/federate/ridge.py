@@ -5,8 +5,6 @@ to those of the pooled data, so clients, their number and their classes do not c
 (as in Fed3R, Fani et al., ICML 2024).
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -51,7 +49,3 @@ class RidgeRegression:
         weight = torch.linalg.solve(gram + penalty, cross).T
         bias = mean_y - weight @ mean_x
         return torch.cat((weight.flatten(), bias)).float()
-
-
-def ridge_regression(penalty: float) -> Callable[[Tensor], RidgeRegression]:
-    return lambda weights: RidgeRegression(penalty)

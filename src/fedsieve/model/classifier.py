@@ -1,7 +1,6 @@
 """A backbone with a head: the model that is fine-tuned, saved and opened again."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,12 @@ def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
     model = Classifier(backbone, head, classes)
     if experiment.model.init is not None:
         path = Path(experiment.model.init) / "model.safetensors"
-        fill_classifier(model, read_classifier_file(path, "model.init")[0], f"model.init: {path}")
+        tensors, parts = read_classifier_file(path, "model.init")
+        fill(model, tensors, f"model.init: {path}")
+        if parts["classes"] != classes:
+            raise InputError(
+                f"model.init: {path} was trained for other classes, or in another order; use it with its data"
+            )
     return model
 
 
@@ -86,15 +90,11 @@ def read_classifier_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict
         raise InputError(f"{what}: {path} is no model of a finished run; give the folder of one") from None
 
 
-def fill_classifier(model: Classifier, tensors: Mapping[str, Tensor], source: str) -> None:
-    fill(model, tensors, source)
-
-
 def load_classifier(run: Path) -> Classifier:
     """The model of a finished run's folder."""
     tensors, parts = read_classifier_file(run / "model.safetensors", "RUN")
     backbone = from_description(parts["backbone"])
     head = make_head(backbone.width, len(parts["classes"]), parts["hidden"])
     model = Classifier(backbone, head, parts["classes"])
-    fill_classifier(model, tensors, str(run))
+    fill(model, tensors, str(run))
     return model.eval()

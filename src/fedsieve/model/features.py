@@ -15,6 +15,7 @@ from fedsieve.data.transform import Transform
 from fedsieve.model.backbone import describe
 from fedsieve.model.classifier import Classifier
 
+VERSION = 1  # to be raised when transforms or networks compute something else from the same settings
 BATCH = 250  # fixed, so that the same image has the same feature to the last bit
 BATCHES_PER_BLOCK = 4
 
@@ -47,6 +48,7 @@ def features(
             yield torch.cat(parts).numpy()
 
     key = {
+        "version": VERSION,
         "backbone": backbone_fingerprint(model),
         "data": samples.fingerprint,
         "transform": transform.key,

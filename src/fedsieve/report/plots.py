@@ -10,6 +10,7 @@ matplotlib.use("Agg")  # no window: files only
 import matplotlib.pyplot as plt
 import numpy as np
 
+from fedsieve.errors import InputError
 from fedsieve.runs.atomic import written_atomically
 
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5"]
@@ -55,7 +56,11 @@ def plot_split(counts: np.ndarray, path: Path) -> None:
 
 
 def _save(figure: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with written_atomically(path) as partial:
-        figure.savefig(partial, dpi=150, format="png")
-    plt.close(figure)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_atomically(path) as partial:
+            figure.savefig(partial, dpi=150, format="png")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}); give another file name") from None
+    finally:
+        plt.close(figure)

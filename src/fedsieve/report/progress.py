@@ -48,6 +48,7 @@ class ProgressBar(Observer):
         self.progress.console.print(f"note: {text}", soft_wrap=True)
 
     def features(self, done: int, total: int) -> None:
+        self._print_tenth("features", done, total, "")
         if self.images is None:
             self.images = self.progress.add_task("features", total=total, status="")
         self.progress.update(self.images, completed=done, total=total)
@@ -64,3 +65,10 @@ class ProgressBar(Observer):
         assert self.rounds is not None
         status = f"{line['phase']}: loss {number(line['train_loss'])}, val {percent(line['val_accuracy'])}"
         self.progress.update(self.rounds, advance=1, status=status)
+        task = self.progress.tasks[self.progress.task_ids.index(self.rounds)]
+        self._print_tenth(self.label, int(task.completed), int(task.total or 1), status)
+
+    def _print_tenth(self, label: str, done: int, total: int, status: str) -> None:
+        """Where there is no terminal for a bar, a log file say: about ten lines."""
+        if not self.console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+            self.console.print(f"{label} {done:,} of {total:,} {status}".rstrip(), soft_wrap=True)

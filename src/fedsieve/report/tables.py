@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 
 def percent(value: float | None) -> str:
@@ -40,17 +41,15 @@ def _table(columns: Sequence[str], title: str | None = None) -> Table:
 
 def result_table(result: Mapping[str, Any]) -> Table:
     """One row for each phase of a run."""
-    table = _table(["phase", "rounds", "best val", "at round", "test", "test loss", "up", "down", "time"])
+    table = _table(["phase", "rounds", "best val (round)", "test", "test loss", "sent up", "time"])
     for phase in result["phases"]:
         table.add_row(
             phase["name"],
             str(phase["rounds"]),
-            percent(phase["best_val_accuracy"]),
-            str(phase["best_round"] or "–"),
+            f"{percent(phase['best_val_accuracy'])} ({phase['best_round'] or '–'})",
             percent(phase["test_accuracy"]),
             number(phase["test_loss"]),
             size(phase["bytes_up"]),
-            size(phase["bytes_down"]),
             duration(phase["seconds"]),
         )
     return table
@@ -89,7 +88,8 @@ def split_table(counts: np.ndarray, classes: Sequence[str], limit: int = 20) -> 
     for client, row in enumerate(counts[:limit]):
         held = [index for index in np.argsort(-row, kind="stable") if row[index]]
         names = ", ".join(f"{classes[index]} {row[index]}" for index in held[:5])
-        table.add_row(str(client), f"{row.sum():,}", str(len(held)), names + (", …" if len(held) > 5 else ""))
+        more = ", …" if len(held) > 5 else ""
+        table.add_row(str(client), f"{row.sum():,}", str(len(held)), Text(names + more))  # a name may hold brackets
     if len(counts) > limit:
         table.add_row("…", "", "", f"{len(counts) - limit:,} more clients; --json has all")
     return table

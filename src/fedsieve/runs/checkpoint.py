@@ -26,7 +26,8 @@ class Progress:
     phase: int = 0  # the phase under way
     round: int = 0  # its rounds that are done
     rounds: int = 0  # of all phases: as many lines of metrics are valid
-    seconds: float = 0.0  # spent on rounds so far
+    seconds: float = 0.0  # spent so far
+    fingerprint: str = ""  # of the data and the weights that the run started from
     best: dict[str, Any] = field(default_factory=dict)  # of the phase under way: round, val_accuracy, val_loss
     phases: list[dict[str, Any]] = field(default_factory=list)  # results of the finished phases
 

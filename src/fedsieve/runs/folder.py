@@ -9,8 +9,9 @@ from typing import IO, Any
 
 from safetensors.torch import save_file
 
-from fedsieve.config import Experiment, parse_experiment
+from fedsieve.config import Experiment
 from fedsieve.errors import InputError
+from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
@@ -26,13 +27,15 @@ class RunFolder:
     def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
         self.path = path
         self.experiment = experiment
+        self.resume = resume
         self.damaged: list[Path] = []
         self._lock: IO[str] | None = None
         self._saved_at, self._save_took = float("-inf"), 0.0
-        if path.exists():
-            self._refuse_unless_ours(resume)
+        self._refuse_unless_ours()
 
-    def _refuse_unless_ours(self, resume: bool) -> None:
+    def _refuse_unless_ours(self) -> None:
+        if not self.path.exists():
+            return
         if not self.path.is_dir():
             raise InputError(f"--out {self.path} is a file; give the name of a new folder")
         file = self.path / "experiment.yaml"
@@ -46,7 +49,7 @@ class RunFolder:
             raise InputError(
                 f"--out {self.path} holds a different run ({key} is {old} there, {new} here); give another folder"
             )
-        if not resume:
+        if not self.resume:
             way = "give another folder" if self.is_finished else "add --resume to go on with it, or give another folder"
             state = "a finished run" if self.is_finished else "an unfinished run"
             raise InputError(f"--out {self.path} holds {state} of this experiment; {way}")
@@ -57,31 +60,42 @@ class RunFolder:
 
     def start(self) -> Checkpoint | None:
         """Make the folder, or go on with what is there: the newest checkpoint that can be trusted."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"--out {self.path} is in use by another process; wait for it or give another") from None
+        self._take()
+        self._refuse_unless_ours()  # again: another process may have been here since
+        for path in self.path.rglob(".*.partial"):
+            path.unlink()
         write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
         newest, self.damaged = checkpoint.load_newest(self.path / "checkpoints")
         for path in self.damaged:
-            path.unlink()
+            path.replace(path.with_suffix(".damaged"))
         lines = self.metrics()[: newest.progress.rounds if newest else 0]
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         return newest
 
+    def _take(self) -> None:
+        """Make the folder and lock it. The lock's file stays: deleting it would let two processes in."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise InputError(f"--out {self.path} cannot be made ({error.strerror}); give another folder") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise InputError(f"--out {self.path} is in use by another process; wait for it or give another") from None
+        self._lock = lock
+
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
-            (self.path / ".lock").unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         return read_metrics(self.path)
 
     def add_metrics(self, line: dict[str, Any]) -> None:
         with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def save_checkpoint(self, state: Checkpoint, force: bool = False) -> None:
         """Save the state if it is time to: often enough to lose little, seldom enough to cost little."""
@@ -101,7 +115,7 @@ class RunFolder:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     def save_result(self, result: dict[str, Any]) -> None:
-        write_text(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+        write_text(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:
@@ -118,8 +132,10 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def read_result(run: Path) -> dict[str, Any]:
     try:
-        return json.loads((run / "result.json").read_text())
-    except (OSError, ValueError):
+        result = json.loads((run / "result.json").read_text())
+        result["model_sha256"], result["phases"], result["test_accuracy"]
+        return result
+    except (OSError, ValueError, KeyError, TypeError):
         raise InputError(f"{run} is no finished run (it has no result.json); give the folder of one") from None
 
 

@@ -1,0 +1,196 @@
+"""Reading experiment files: YAML, presets, overrides, and one clear line for whatever is wrong."""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from fedsieve.config import Experiment
+from fedsieve.errors import InputError
+
+Location = tuple[str | int, ...]  # of a value in the file, such as ("phases", 0, "rounds")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's numbers: `1e-4` is one, which PyYAML takes for text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)$"),
+    list("-+.0123456789"),
+)
+
+
+def preset_names() -> list[str]:
+    folder = resources.files("fedsieve") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    return (resources.files("fedsieve") / "presets" / f"{name}.yaml").read_text()
+
+
+def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
+    """A preset's name or a YAML file, with `key=value` overrides, as a checked experiment."""
+    try:
+        path = Path(name_or_file).expanduser()
+        if path.is_file():
+            return parse_experiment(path.read_text(), str(path), overrides)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"'{name_or_file[:60]}' cannot be read as text ({error}); give a YAML file") from None
+    if name_or_file not in preset_names():
+        hint = _nearest(name_or_file, preset_names()) or f"; the presets are {', '.join(preset_names())}"
+        raise InputError(f"'{name_or_file}' is neither a file nor a preset{hint}")
+    return parse_experiment(preset_text(name_or_file), f"preset {name_or_file}", overrides)
+
+
+def parse_experiment(text: str, source: str = "experiment", overrides: Sequence[str] = ()) -> Experiment:
+    places: dict[Location, str] = {}
+    data = _read_yaml(text, source, places)
+    for override in overrides:
+        _apply(data, override, places)
+    try:
+        return Experiment.model_validate(data)
+    except ValidationError as error:
+        raise InputError(_explain(error, data, places)) from None
+
+
+def _read_yaml(text: str, source: str, places: dict[Location, str]) -> dict[str, Any]:
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return {}
+        if not isinstance(root, yaml.MappingNode):
+            raise InputError(f"{source} holds no settings; expected lines such as 'seed: 42'")
+        return _value(loader, root, (), source, places)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise InputError(f"{source}{line}: this is not YAML ({reason})") from None
+    except RecursionError:
+        raise InputError(f"{source} refers to itself or is nested too deeply; write it out plainly") from None
+
+
+def _value(loader: yaml.SafeLoader, node: yaml.Node, path: Location, source: str, places: dict[Location, str]) -> Any:
+    """A YAML node's value; notes on the way the line at which each key stands."""
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            key = str(loader.construct_object(key_node))
+            place = f"{source}, line {key_node.start_mark.line + 1}"
+            if key in result:
+                raise InputError(f"{place}: '{key}' is given twice; keep one of them")
+            places[(*path, key)] = place
+            result[key] = _value(loader, value_node, (*path, key), source, places)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            places[(*path, index)] = f"{source}, line {item.start_mark.line + 1}"
+            items.append(_value(loader, item, (*path, index), source, places))
+        return items
+    value = loader.construct_object(node)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> None:
+    """Set one dotted key, such as `phases.0.rounds=5`; the value is YAML."""
+    key, sign, text = override.partition("=")
+    if not sign or not key.strip():
+        raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
+    place = f"override '{override}'"
+    inner: dict[Location, str] = {}
+    value = _read_yaml(f"value: {text}", place, inner)["value"]
+    *parents, last = key.strip().split(".")
+    holder: Any = data
+    path: Location = ()
+    for part in parents:
+        index = _index(holder, part, override)
+        path = (*path, index)
+        if isinstance(holder, dict) and not isinstance(holder.get(part), dict | list):
+            holder[part] = {}
+        holder = holder[index]
+    index = _index(holder, last, override)
+    path = (*path, index)
+    for old in [old for old in places if old[: len(path)] == path]:
+        del places[old]
+    holder[index] = value
+    places[path] = place
+
+
+def _index(holder: Any, part: str, override: str) -> str | int:
+    if isinstance(holder, dict):
+        return part
+    if not isinstance(holder, list):
+        raise InputError(f"'{override}': there is nothing to set '{part}' in; give the group it belongs to first")
+    if not part.isdecimal() or int(part) >= len(holder):
+        raise InputError(f"'{override}': there is no entry {part} in the list; use 0 to {len(holder) - 1}")
+    return int(part)
+
+
+def _nearest(word: str, valid: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+EXPECTED = {
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "float_type": "expected a number",
+    "string_type": "expected text",
+    "bool_type": "expected true or false",
+    "tuple_type": "expected a list",
+    "model_type": "expected a group of settings (key: value)",
+    "model_attributes_type": "expected a group of settings (key: value)",
+    "dict_type": "expected a group of settings (key: value)",
+}
+
+
+def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> str:
+    """The first problem as one line: place, key, what is wrong, what would be right."""
+    problem = min(error.errors(), key=lambda one: one["type"] != "unknown_key")
+    path: Location = ()
+    value = data
+    for part in problem["loc"]:  # it also names variants of a choice, which are no keys of the file: skip those
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            continue
+        path = (*path, part)
+    context = problem.get("ctx", {})
+    kind = problem["type"]
+    key = ".".join(map(str, path))
+    if kind == "unknown_key":
+        name, valid = context["key"], context["valid"]
+        path = (*path, name)
+        hint = _nearest(name, valid) or f"; the keys there are {', '.join(valid)}"
+        text = f"unknown key '{name}' {f'in {key}' if key else 'at the top level'}{hint}"
+    elif kind == "missing":
+        text = f"{key or 'the experiment'} needs a value for '{problem['loc'][-1]}'"
+    elif kind in ("literal_error", "union_tag_invalid", "union_tag_not_found"):
+        expected = context.get("expected") or context.get("expected_tags") or "kind: iid, classes, dirichlet or flwr"
+        shown = context.get("tag", value)
+        valid = re.findall(r"'([^']+)'", expected) or [expected]
+        text = f"{key} is {shown!r}; use {' or '.join(valid)}{_nearest(str(shown), valid)}"
+    elif kind == "value_error":
+        text = f"{key}: {context['error']}" if key else str(context["error"])
+    else:
+        message = EXPECTED.get(kind) or problem["msg"].replace("Input should", "it should")
+        text = f"{key} is {_short(value)}; {message}"
+    while path and path not in places:
+        path = path[:-1]
+    return f"{places[path]}: {text}" if path else text
+
+
+def _short(value: Any) -> str:
+    shown = json.dumps(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
