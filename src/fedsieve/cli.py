@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None) -> Any:
         code = typer.main.get_command(app).main(arguments, prog_name="fedsieve", standalone_mode=False)
     except InputError as error:
         code = _fail(str(error), 2)
-    except RunError as error:
+    except (RunError, OSError) as error:  # a full disk, say
         code = _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130

@@ -12,12 +12,21 @@ def written_atomically(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
+        flush_to_disk(partial)
         partial.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
         partial.replace(path)
+        flush_to_disk(path.parent)  # the new name, too
     finally:
         partial.unlink(missing_ok=True)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until the file's content, or the folder's names, would survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -15,7 +15,7 @@ from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
-from fedsieve.runs.atomic import write_text, written_atomically
+from fedsieve.runs.atomic import flush_to_disk, write_text, written_atomically
 from fedsieve.runs.checkpoint import Checkpoint
 
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints; the first round always gets one
@@ -102,6 +102,8 @@ class RunFolder:
         if not force and time.monotonic() - self._saved_at < self._save_took / CHECKPOINT_SHARE:
             return
         start = time.monotonic()
+        if (self.path / "metrics.jsonl").exists():
+            flush_to_disk(self.path / "metrics.jsonl")  # a checkpoint must not know more rounds than they do
         checkpoint.save(self.path / "checkpoints", state)
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - start
