@@ -87,8 +87,9 @@ def _compute_to(path: Path, rows: int, columns: int, compute: Callable[[int], It
     partial, count = path.with_suffix(".partial"), path.with_suffix(".count")
     first = int(count.read_text() or 0) if count.exists() and _is_whole(partial, 4 * rows * columns) else 0
     array = np.lib.format.open_memmap(partial, "r+" if first else "w+", dtype=np.float32, shape=(rows, columns))
-    with partial.open("rb+") as file:  # now: writing to a mapped file on a full disk would end the process
-        os.posix_fallocate(file.fileno(), 0, 4 * rows * columns + HEADER)
+    if hasattr(os, "posix_fallocate"):  # take the space now: a mapped file on a full disk would end the process
+        with partial.open("rb+") as file:
+            os.posix_fallocate(file.fileno(), 0, 4 * rows * columns + HEADER)
     for block in compute(first):
         array[first : first + len(block)] = block
         first += len(block)

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from fedsieve.config import Experiment
 
-ROUNDS = (12, 8)
+HEAD, ALL = 12, 8  # rounds
 
 
 def command(file: Path, out: Path) -> list[str]:
@@ -23,49 +25,61 @@ def finished_rounds(out: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else -1
 
 
-def kill_when(reached: Callable[[], bool], file: Path, out: Path) -> int:
-    """Start the run and SIGKILL it as soon as `reached`; the rounds done by then (it must not be all)."""
-    process = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not reached():
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.002)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert not (out / "result.json").exists()
-    return finished_rounds(out)
+def is_writing_a_checkpoint(out: Path) -> bool:
+    return finished_rounds(out) >= 1 and any((out / "checkpoints").glob(".*.partial"))
 
 
-def test_killed_at_five_moments(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+MOMENTS: dict[str, Callable[[Path], bool]] = {
+    "the folder is just there": lambda out: (out / "experiment.yaml").exists(),
+    "in the first phase": lambda out: finished_rounds(out) >= 3,
+    "while a checkpoint is written": lambda out: is_writing_a_checkpoint(out) or finished_rounds(out) >= HEAD + 2,
+    "between the phases": lambda out: finished_rounds(out) >= HEAD,
+    "in the second phase": lambda out: finished_rounds(out) >= HEAD + 4,
+}
+
+
+def outcome(out: Path) -> tuple[str, list[dict]]:
+    """The model's hash, and the metrics less what is measured in seconds."""
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        del line["seconds"]
+    return json.loads((out / "result.json").read_text())["model_sha256"], lines
+
+
+@pytest.fixture
+def file(experiment: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An experiment with all that a checkpoint has to hold: momentum carried by clients, and the best weights."""
     settings = experiment(
-        f"phases.0.rounds={ROUNDS[0]}",
-        f"phases.1.rounds={ROUNDS[1]}",
+        f"phases.0.rounds={HEAD}",
+        f"phases.1.rounds={ALL}",
         "phases.1.local.steps=12",
         "evaluate.keep=best",
         "phases.0.optimizer_state=carry",
         "phases.1.optimizer_state=carry",
     )
-    file = tmp_path / "experiment.yaml"
-    file.write_text(settings.to_yaml())
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(command(file, whole), check=True, stdout=subprocess.DEVNULL)
-    expected = json.loads((whole / "result.json").read_text())
+    path = tmp_path_factory.mktemp("killed") / "experiment.yaml"
+    path.write_text(settings.to_yaml())
+    return path
 
-    checkpoints = killed / "checkpoints"
-    moments: list[Callable[[], bool]] = [
-        lambda: (killed / "experiment.yaml").exists(),  # the folder is just there
-        lambda: finished_rounds(killed) >= 3,
-        lambda: any(checkpoints.glob(".*.partial")) or finished_rounds(killed) >= ROUNDS[0] - 1,  # while one is written
-        lambda: finished_rounds(killed) >= ROUNDS[0],  # between the phases
-        lambda: finished_rounds(killed) >= ROUNDS[0] + 4,
-    ]
-    rounds = [kill_when(moment, file, killed) for moment in moments]
-    assert rounds[-1] >= ROUNDS[0] + 4
-    subprocess.run(command(file, killed), check=True, stdout=subprocess.DEVNULL)
-    result = json.loads((killed / "result.json").read_text())
-    assert result["model_sha256"] == expected["model_sha256"]
-    same = ("phase", "round", "clients", "train_loss", "val_accuracy", "val_loss", "drift_mean", "bytes_up")
-    lines = [
-        [{key: line[key] for key in same} for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())]
-        for run in (whole, killed)
-    ]
-    assert lines[0] == lines[1] and len(lines[0]) == sum(ROUNDS)
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, tuple[str, list[dict]]]:
+    return {}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_and_resumed(moment: str, file: Path, tmp_path: Path, undisturbed: dict) -> None:
+    if not undisturbed:  # run once for all moments
+        subprocess.run(command(file, tmp_path / "whole"), check=True, stdout=subprocess.DEVNULL)
+        undisturbed["outcome"] = outcome(tmp_path / "whole")
+        assert len(undisturbed["outcome"][1]) == HEAD + ALL
+    out = tmp_path / "killed"
+    process = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not MOMENTS[moment](out):
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (out / "result.json").exists()
+    subprocess.run(command(file, out), check=True, stdout=subprocess.DEVNULL)
+    assert outcome(out) == undisturbed["outcome"]
