@@ -210,15 +210,6 @@ def test_half_precision_files_become_float32(tmp_path: Path) -> None:
     assert torch.equal(network.blocks[0].mlp.fc1.weight, tensors["blocks.0.mlp.fc1.weight"].half().float())
 
 
-def test_the_feature_is_the_first_of_all_tokens() -> None:
-    network = ViT(ViTShape(16, 8, width=32, depth=2, heads=2, hidden=64, layer_scale=True, registers=3))
-    initialize(network, torch.Generator().manual_seed(0))
-    images = torch.randn(2, 3, 16, 16)
-    tokens = network.tokens(images)
-    assert tokens.shape == (2, 1 + 3 + 4, 32)
-    assert torch.allclose(network(images), tokens[:, 0], atol=1e-6)
-
-
 def test_initialize_fills_every_parameter_the_same_way_each_time() -> None:
     networks = [ViT(ViTShape(16, 8, width=32, depth=1, heads=2, hidden=64, layer_scale=True)) for _ in range(2)]
     for network in networks:

@@ -116,13 +116,6 @@ class ViT(nn.Module):
             tokens = torch.cat((tokens[:, :1], registers, tokens[:, 1:]), dim=1)
         return tokens
 
-    def tokens(self, images: Tensor) -> Tensor:
-        """All tokens after the last LayerNorm: (batch, 1 + registers + patches, width)."""
-        tokens = self.embed(images)
-        for block in self.blocks:
-            tokens = block(tokens)
-        return self.norm(tokens)
-
     def forward(self, images: Tensor) -> Tensor:
         tokens = self.embed(images)
         for block in self.blocks:

@@ -6,11 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 
@@ -24,13 +22,11 @@ class ProgressBar(Observer):
     def __init__(self, console: Console, label: str = "rounds") -> None:
         self.console, self.label = console, label
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            TextColumn("{task.description} {task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[status]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
             disable=not console.is_terminal,
         )
