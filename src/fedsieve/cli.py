@@ -52,8 +52,7 @@ def run(
     from fedsieve.report.tables import result_table
 
     console = _console()
-    console.print(f"{experiment} into {folder}", soft_wrap=True)
-    with ProgressBar(console) as bar:
+    with ProgressBar(console, f"{experiment} into {folder}") as bar:
         result = run_experiment(settings, folder, resume, bar)
     console.print(result_table(result))
     console.print(f"written to {folder}", soft_wrap=True)

@@ -50,9 +50,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with torch.serialization.safe_globals([Namespace]):  # DINO's training checkpoints keep their arguments in one
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both readers raise many kinds for a damaged file
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
         hint = "give a .safetensors or .pth file of weights"
-        raise InputError(f"{path} is no readable checkpoint ({reason}); {hint}") from None
+        raise InputError(f"{path} is no readable checkpoint ({type(error).__name__}); {hint}") from None
     for key in ("teacher", "state_dict", "model"):  # DINO's full training checkpoints wrap the network
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]

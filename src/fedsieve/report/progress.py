@@ -19,8 +19,8 @@ from fedsieve.workbench import Observer
 class ProgressBar(Observer):
     """A bar for the rounds of the whole run, and one for the features while they are computed."""
 
-    def __init__(self, console: Console, label: str = "rounds") -> None:
-        self.console, self.label = console, label
+    def __init__(self, console: Console, title: str = "") -> None:
+        self.console, self.title = console, title  # the title is printed once nothing can be wrong with the input
         self.progress = Progress(
             TextColumn("{task.description} {task.completed:,.0f}/{task.total:,.0f}"),
             BarColumn(bar_width=16),
@@ -53,16 +53,18 @@ class ProgressBar(Observer):
             self.images = None
 
     def started(self, rounds: int, done: int) -> None:
+        if self.title:
+            self.console.print(self.title, soft_wrap=True)
         if done:
             self.note(f"going on after round {done} of {rounds}")
-        self.rounds = self.progress.add_task(self.label, total=rounds, completed=done, status="")
+        self.rounds = self.progress.add_task("rounds", total=rounds, completed=done, status="")
 
     def round(self, line: dict[str, Any]) -> None:
         assert self.rounds is not None
         status = f"{line['phase']}: loss {number(line['train_loss'])}, val {percent(line['val_accuracy'])}"
         self.progress.update(self.rounds, advance=1, status=status)
         task = self.progress.tasks[self.progress.task_ids.index(self.rounds)]
-        self._print_tenth(self.label, int(task.completed), int(task.total or 1), status)
+        self._print_tenth("rounds", int(task.completed), int(task.total or 1), status)
 
     def _print_tenth(self, label: str, done: int, total: int, status: str) -> None:
         """Where there is no terminal for a bar, a log file say: about ten lines."""
