@@ -87,6 +87,7 @@ class Phase:
     clients: int  # per round
     update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
     aggregator: Callable[[Tensor], Aggregator]  # made anew each round, from the weights before it
+    augments: bool = True  # whether clients see their images through random augmentation, where the experiment has any
 
 
 def plan(experiment: Experiment) -> list[Phase]:
@@ -95,7 +96,8 @@ def plan(experiment: Experiment) -> list[Phase]:
     head, clients = experiment.model.head, experiment.clients
     if isinstance(head, RidgeHead):
         once = PhaseSettings(name="ridge", train="head", rounds=1, local=LocalSettings(epochs=1, lr=0.0))
-        phases.append(Phase(once, clients.count, ridge_statistics, lambda _: RidgeRegression(head.ridge.penalty)))
+        penalty = head.ridge.penalty
+        phases.append(Phase(once, clients.count, ridge_statistics, lambda _: RidgeRegression(penalty), augments=False))
     weight_of = WEIGHTINGS[clients.weighting]
     for settings in experiment.phases:
         phases.append(Phase(settings, clients.per_round, train_client, lambda weights: FedAvg(weights, weight_of)))
@@ -108,8 +110,7 @@ def run_phase(
     """The rounds of a phase from where `state` stands, then its result."""
     settings, progress = phase.settings, state.progress
     scope = bench.model.scope(settings.train)
-    is_ridge = phase.update is ridge_statistics
-    on_features = not scope.trains_backbone and (is_ridge or not bench.transform.is_random)
+    on_features = not scope.trains_backbone and not (phase.augments and bench.transform.is_random)
     network = bench.classifier.head if on_features else bench.classifier
     context = Context(scope, network, settings.local, settings.optimizer_state == "carry", experiment.seed)
     if on_features:

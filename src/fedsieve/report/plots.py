@@ -46,6 +46,8 @@ def plot_split(counts: np.ndarray, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(8, 6), layout="constrained")
     shown = np.where(counts == 0, np.nan, counts)
     picture = axis.imshow(shown, aspect="auto", cmap="viridis_r", interpolation="nearest", vmin=0)
+    for numbered in (axis.xaxis, axis.yaxis):
+        numbered.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))  # there is no client 2.5
     axis.set_xlabel("class")
     axis.set_ylabel("client")
     axis.set_title(
