@@ -56,7 +56,8 @@ def plain_torch(settings: Experiment) -> torch.Tensor:
         order = [
             batch
             for round in range(1, phase.rounds + 1)
-            for batch in batches(len(samples), local, settings.seed, phase.name, round, 0)
+            for epoch in batches(len(samples), local, settings.seed, phase.name, round, 0)
+            for batch in epoch
         ]
         scheduler = scheduler_of(local.schedule, optimizer, len(order))
         for batch in order:
@@ -212,7 +213,9 @@ def test_ridge_is_exact_whatever_the_split(experiment: Maker, tmp_path: Path) ->
         result = run(settings, tmp_path / name)
         hashes.add(result["test_accuracy"])
         bench = Workbench(settings.resolved(), Observer())
-        x = bench.features(bench.data.train)[bench.training].numpy()
+        with torch.no_grad():
+            images = bench.data.train.images[bench.training]
+            x = bench.classifier.eval().backbone(bench.transform.evaluation(images)).numpy()
         y = bench.data.train.labels[bench.training].numpy()
         reference = Ridge(alpha=3.0).fit(x.astype(np.float64), np.eye(4)[y])
         head = load_classifier(tmp_path / name).head

@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from fedsieve.errors import InputError
+from fedsieve.sieve.rules import BY_SENSITIVITY, RULES
 
 
 class Settings(BaseModel):
@@ -178,6 +179,7 @@ class ClientSettings(Settings):
     fraction: float = Field(1.0, gt=0, le=1)
     split: SplitSettings = IidSplit()
     weighting: Literal["samples", "equal"] = "samples"
+    combine: Literal["all", "active"] = "all"
 
     @property
     def per_round(self) -> int:
@@ -220,11 +222,77 @@ Train = Annotated[
 ]
 
 
+class FisherSettings(Settings):
+    """How sensitivity is measured."""
+
+    kind: Literal["exact", "empirical", "batch"] = "exact"
+    samples: int = Field(512, ge=1)
+    draws: int = Field(1, ge=1)
+
+
+LayerKind = Literal["attention", "mlp", "norm", "scale", "patch", "tokens", "head"]
+
+
+class MaskSettings(Settings):
+    """Which of the weights in scope may change."""
+
+    rule: str = "least_sensitive"
+    sparsity: float | None = Field(None, ge=0, lt=1)
+    file: str | None = None  # instead of rule and sparsity: a mask that `fedsieve mask` saved
+    calibration_rounds: int = Field(4, ge=1)
+    damping: float = Field(0.1, ge=0, le=1)
+    fisher: FisherSettings = FisherSettings()
+    scope: Literal["client", "federated", "server"] = "client"
+    refresh: Literal["once", "round", "epoch"] = "once"
+    draw: Literal["exact", "bernoulli"] = "exact"
+    unit: Literal["weight", "row", "tensor"] = "weight"
+    across: Literal["model", "tensor"] = "model"
+    only: Annotated[tuple[LayerKind, ...], FromList] | None = Field(None, min_length=1)
+    keep_alive: int = Field(1, ge=0)
+    rescale: bool = False
+    momentum: Literal["reset", "carry", "leak"] = "reset"
+
+    @field_validator("rule")
+    @classmethod
+    def _is_known(cls, rule: str) -> str:
+        if rule not in RULES:
+            raise ValueError(f"there is no rule '{rule}'; use {', '.join(RULES)}")
+        return rule
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "MaskSettings":
+        if (self.sparsity is None) == (self.file is None):
+            raise ValueError("give sparsity (the fraction frozen, such as 0.9) or a mask's file, exactly one of them")
+        if self.file is not None and self.refresh != "once":
+            raise ValueError(f"refresh: {self.refresh} draws new masks, and a file holds only one; use refresh: once")
+        if self.draw == "bernoulli" and self.rule != "random":
+            raise ValueError(f"draw: bernoulli goes with rule: random; {self.rule} has nothing to draw")
+        if self.unit == "tensor" and self.across == "tensor":
+            raise ValueError("unit: tensor takes whole tensors, so there is no share of each; use across: model")
+        if self.refresh == "epoch" and self.scope != "client" and self.rule != "random":
+            looked_at = "weights and data" if self.rule in BY_SENSITIVITY else "weights"
+            raise ValueError(
+                f"refresh: epoch with rule: {self.rule} needs scope: client, since in the midst of a client's training "
+                f"nobody else has its {looked_at} to make one mask for all; use scope: client or refresh: round"
+            )
+        return self
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all clients have the same mask."""
+        return self.scope != "client" or self.file is not None
+
+    @property
+    def by_sensitivity(self) -> bool:
+        return self.rule in BY_SENSITIVITY and self.file is None
+
+
 class PhaseSettings(Settings):
     name: str
     train: Train
     rounds: int = Field(ge=1)
     local: LocalSettings
+    mask: MaskSettings | None = None
     optimizer_state: Literal["reset", "carry"] | None = None  # None: carry with one client, else reset
 
     @field_validator("name")
@@ -233,6 +301,10 @@ class PhaseSettings(Settings):
         if not name.replace("-", "").replace("_", "").isalnum():
             raise ValueError("use letters, digits, - and _")
         return name
+
+    def resolved(self, optimizer_state: str) -> "PhaseSettings":
+        mask = self.mask and self.mask.model_copy(update={"file": _absolute(self.mask.file)})
+        return self.model_copy(update={"optimizer_state": self.optimizer_state or optimizer_state, "mask": mask})
 
 
 # ---------------------------------------------------------------------------------------- experiment
@@ -298,9 +370,7 @@ class Experiment(Settings):
             backbone = _absolute(backbone) or backbone
         model = self.model.model_copy(update={"backbone": backbone, "init": _absolute(self.model.init)})
         state = "carry" if self.clients.count == 1 else "reset"
-        phases = tuple(
-            phase.model_copy(update={"optimizer_state": phase.optimizer_state or state}) for phase in self.phases
-        )
+        phases = tuple(phase.resolved(state) for phase in self.phases)
         threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return self.model_copy(
             update={

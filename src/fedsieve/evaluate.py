@@ -16,14 +16,12 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(
-    network: Callable[[Tensor], Tensor], inputs: Callable[[Tensor], Tensor], labels: Tensor, positions: Tensor
-) -> Score:
-    """Score `network` on the samples at `positions`; `inputs(positions)` gives what the network takes."""
+def evaluate(network: Callable[[Tensor], Tensor], inputs: Callable[[Tensor], Tensor], labels: Tensor) -> Score:
+    """Score `network` on samples with these labels; `inputs(numbers)` gives what the network takes for some of them."""
     correct, loss = 0, 0.0
-    for batch in positions.split(BATCH):
+    for batch in torch.arange(len(labels)).split(BATCH):
         scores = network(inputs(batch)).float()
         truth = labels[batch].to(scores.device)
         correct += int((scores.argmax(dim=1) == truth).sum())
         loss += float(nn.functional.cross_entropy(scores, truth, reduction="sum").double())
-    return Score(correct / len(positions), loss / len(positions))
+    return Score(correct / len(labels), loss / len(labels))

@@ -11,11 +11,12 @@ before the run folder is made.
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,14 +25,19 @@ from fedsieve.errors import InputError, RunError
 from fedsieve.evaluate import Score
 from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
+from fedsieve.federate.masks import Masks
 from fedsieve.federate.ridge import RidgeRegression, ridge_statistics
 from fedsieve.federate.select import uniform
 from fedsieve.model.classifier import load_classifier
+from fedsieve.model.features import whole_backbone
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import numpy_generator
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result
+from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.workbench import Observer, Workbench
+
+SERVER = -1  # in the place of a client's number
 
 
 def run(experiment: Experiment, out: Path, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
@@ -48,7 +54,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
         return read_result(out)
     configure_torch(experiment)
     bench = Workbench(experiment, observer)
-    phases = plan(experiment)
+    phases = plan(experiment, bench)
     try:
         saved = folder.start()
         for path in folder.damaged:
@@ -84,45 +90,62 @@ class Phase:
     """A phase's settings, and what clients and server do in its rounds."""
 
     settings: PhaseSettings
+    scope: Scope  # the weights that it may change
     clients: int  # per round
     update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
     aggregator: Callable[[Tensor], Aggregator]  # made anew each round, from the weights before it
     augments: bool = True  # whether clients see their images through random augmentation, where the experiment has any
 
 
-def plan(experiment: Experiment) -> list[Phase]:
+def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
     """The phases in order; a ridge head is one of its own, in which every client takes part once."""
     phases = []
     head, clients = experiment.model.head, experiment.clients
     if isinstance(head, RidgeHead):
         once = PhaseSettings(name="ridge", train="head", rounds=1, local=LocalSettings(epochs=1, lr=0.0))
-        penalty = head.ridge.penalty
-        phases.append(Phase(once, clients.count, ridge_statistics, lambda _: RidgeRegression(penalty), augments=False))
-    weight_of = WEIGHTINGS[clients.weighting]
+        penalty, scope = head.ridge.penalty, bench.model.scope("head")
+        regression = lambda _: RidgeRegression(penalty)  # noqa: E731
+        phases.append(Phase(once, scope, clients.count, ridge_statistics, regression, augments=False))
+    weight_of, only_active = WEIGHTINGS[clients.weighting], clients.combine == "active"
     for settings in experiment.phases:
-        phases.append(Phase(settings, clients.per_round, train_client, lambda weights: FedAvg(weights, weight_of)))
+        average = lambda weights: FedAvg(weights, weight_of, only_active)  # noqa: E731
+        phases.append(Phase(settings, scope_of(settings, bench), clients.per_round, train_client, average))
     return phases
+
+
+def scope_of(settings: PhaseSettings, bench: Workbench) -> Scope:
+    """The weights that a phase may change, and its mask's file checked against them."""
+    mask = settings.mask
+    scope = bench.model.scope(settings.train, mask.only if mask else None)
+    if mask is not None and mask.file is not None:
+        Mask.load(Path(mask.file)).must_fit(shapes_of(scope.named.items()), f"mask.file {mask.file}")
+    return scope
 
 
 def run_phase(
     experiment: Experiment, phase: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
 ) -> None:
     """The rounds of a phase from where `state` stands, then its result."""
-    settings, progress = phase.settings, state.progress
-    scope = bench.model.scope(settings.train)
-    on_features = not scope.trains_backbone and not (phase.augments and bench.transform.is_random)
-    network = bench.classifier.head if on_features else bench.classifier
-    context = Context(scope, network, settings.local, settings.optimizer_state == "carry", experiment.seed)
-    if on_features:
-        bench.features(bench.data.train)  # computed here, so that it does not count as the first round's time
-    if scope.trains_backbone:
-        bench.forget_features()
+    settings, progress, scope = phase.settings, state.progress, phase.scope
+    bench.begin_phase(scope.named)
+    depth = training_depth(experiment, phase, bench)
+    context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", experiment.seed)
+    if settings.mask is not None:
+        masks, before = masks_of(experiment, phase, bench, depth, folder), scope.read()
+        mask = masks.begin_phase()
+        scope.write(before)
+        if mask is not None:  # what it freezes in all rounds need not be computed again
+            bench.begin_phase([name for name, count in mask.counts().items() if count])
+            depth = training_depth(experiment, phase, bench)
+        context = replace(context, masks=masks, network=bench.network(depth))
+    if depth == whole_backbone(bench.classifier):
+        bench.frozen_outputs(bench.data.train, bench.training, depth)  # now, not in the first round's time
 
     while progress.round < settings.rounds:
         started = time.monotonic()
         chosen = choose_clients(experiment, phase, progress.round + 1)
         try:
-            line = run_round(phase, progress.round + 1, chosen, bench, context, state.clients, on_features)
+            line = run_round(phase, progress.round + 1, chosen, bench, context, state.clients, depth)
         except RunError:
             folder.save_checkpoint(state, force=True)  # the weights are still those before the round
             raise
@@ -138,11 +161,67 @@ def run_phase(
 
     if state.best is not None:  # keep: best
         scope.write(state.best.to(bench.device))
-    score = bench.test_score(scope) if experiment.evaluate.test != "never" else None
+    score = bench.test_score() if experiment.evaluate.test != "never" else None
     progress.phases.append(phase_result(settings, progress, score, folder, clock))
     progress.phase, progress.round, progress.best = progress.phase + 1, 0, {}
     state.best, state.clients = None, {}
     folder.save_checkpoint(state, force=True)
+
+
+def training_depth(experiment: Experiment, phase: Phase, bench: Workbench) -> int:
+    """How much of the network clients need not compute, since its output is the same each time and kept.
+
+    Nothing if training augments at random. Features always pay, for they are small and serve every later run;
+    the tokens behind some blocks pay if clients come back to a good part of their samples.
+    """
+    if phase.augments and bench.transform.is_random:
+        return 0
+    if bench.depth == whole_backbone(bench.classifier):
+        return bench.depth
+    local, clients = phase.settings.local, experiment.clients
+    held = len(bench.training) / clients.count
+    seen = local.epochs * held if local.epochs else (local.steps or 1) * local.batch_size
+    returns = max(1.0, phase.settings.rounds * phase.clients / clients.count)
+    return bench.depth if seen * returns >= held / 2 else 0
+
+
+def masks_of(experiment: Experiment, phase: Phase, bench: Workbench, depth: int, folder: RunFolder) -> Masks:
+    """Where the clients of a phase get their masks from."""
+    settings = phase.settings
+    assert settings.mask is not None
+    drawn_once = settings.mask.refresh == "once" and settings.mask.file is None and settings.mask.rule != "random"
+    start = folder.start_of_phase(settings.name, phase.scope.read()) if drawn_once else phase.scope.read()
+    holders = DataHolders(experiment, bench, settings.mask.fisher.samples * settings.mask.calibration_rounds, depth)
+    return Masks(
+        settings.mask,
+        phase.scope,
+        bench.network(depth),
+        settings.local.batch_size,
+        settings.name,
+        experiment.seed,
+        start.to(bench.device),
+        holders,
+        folder.path / "masks" / settings.name,
+        bench.observer.note,
+    )
+
+
+@dataclass(frozen=True)
+class DataHolders:
+    """Whose data a shared mask is calibrated from."""
+
+    experiment: Experiment
+    bench: Workbench
+    samples: int  # that the server has
+    depth: int
+
+    def clients(self) -> Iterator[ClientData]:
+        return (self.bench.client_data(client, self.depth) for client in range(self.experiment.clients.count))
+
+    def server(self) -> ClientData:
+        generator = numpy_generator(self.experiment.seed, "server samples")
+        positions = np.sort(generator.permutation(self.bench.training)[: self.samples])
+        return self.bench.training_data(SERVER, positions, self.depth)
 
 
 def choose_clients(experiment: Experiment, phase: Phase, round: int) -> list[int]:
@@ -157,7 +236,7 @@ def run_round(
     bench: Workbench,
     context: Context,
     states: dict[int, ClientState],
-    on_features: bool,
+    depth: int,
 ) -> dict[str, Any]:
     """One exchange between server and clients; leaves the new weights in the model."""
     scope = context.scope
@@ -165,14 +244,20 @@ def run_round(
     broadcast = Broadcast(phase.settings.name, round, phase.settings.rounds, before)
     aggregator = phase.aggregator(before)
     changed: dict[int, ClientState] = {}
-    updates, bytes_up = [], 0
-    scope.prepare_training()
+    updates, bytes_up, bytes_down = [], 0, len(chosen) * before.numel() * before.element_size()
     try:
+        if context.masks is not None:
+            context.masks.begin_round(broadcast)
+            bytes_up, more_down = context.masks.bytes_of_calibration(len(bench.split.clients), round)
+            bytes_down += more_down
         for client in chosen:
-            data = bench.client_data(client, on_features)
+            data = bench.client_data(client, depth)
+            scope.prepare_training()
             update, new_state = phase.update(broadcast, data, states.get(client, {}), context)
             aggregator.add(update)
             bytes_up += sum(vector.numel() * vector.element_size() for vector in update.vectors.values())
+            if update.mask is not None and not (context.masks and context.masks.settings.is_shared):
+                bytes_up += update.mask.bits.numel()  # the server does not know it yet
             updates.append((update.samples, update.metrics))
             if new_state:
                 changed[client] = new_state
@@ -193,7 +278,8 @@ def run_round(
         "val_loss": None,
         "drift_mean": mean_over_clients(updates, "drift"),
         "bytes_up": bytes_up,
-        "bytes_down": len(chosen) * before.numel() * before.element_size(),
+        "bytes_down": bytes_down,
+        "density": mean_over_clients(updates, "density") or 1.0,
     }
 
 
@@ -201,7 +287,7 @@ def evaluate_round(
     experiment: Experiment, bench: Workbench, scope: Scope, state: Checkpoint, line: dict[str, Any]
 ) -> None:
     """Score the new weights on the validation set, and remember them if they are the best so far."""
-    score = bench.score(bench.data.train, bench.validation_sample, scope)
+    score = bench.score(bench.data.train, bench.validation_sample)
     if score is not None and not math.isfinite(score.loss):
         raise RunError(
             f"phase {line['phase']}, round {line['round']}: the validation loss became {score.loss}; lower lr"
@@ -214,7 +300,7 @@ def evaluate_round(
             if experiment.evaluate.keep == "best":
                 state.best = scope.read()
     if experiment.evaluate.test == "each":
-        line |= score_as("test", bench.test_score(scope))
+        line |= score_as("test", bench.test_score())
 
 
 # -------------------------------------------------------------------------------------------- results
@@ -242,12 +328,12 @@ def conclude(
 ) -> dict[str, Any]:
     """Save the model, and say what came out: the last phase's scores are the run's."""
     phases = state.progress.phases
-    scope = bench.model.scope(last.settings.train)
+    bench.begin_phase(last.scope.named)
     best = [phase["best_val_accuracy"] for phase in phases if phase["best_val_accuracy"] is not None]
     return {
         "test_accuracy": phases[-1]["test_accuracy"],
         "test_loss": phases[-1]["test_loss"],
-        **score_as("val", bench.score(bench.data.train, bench.validation, scope)),
+        **score_as("val", bench.score(bench.data.train, bench.validation)),
         "best_val_accuracy": max(best, default=None),
         "bytes_up": sum(phase["bytes_up"] for phase in phases),
         "bytes_down": sum(phase["bytes_down"] for phase in phases),
@@ -281,10 +367,9 @@ def evaluate_run(path: Path) -> dict[str, dict[str, float | None]]:
     experiment = read_experiment(path).resolved()
     configure_torch(experiment)
     bench = Workbench(experiment, Observer(), load_classifier(path))
-    everything = bench.model.scope("all")
     measured = {
-        **score_as("val", bench.score(bench.data.train, bench.validation, everything)),
-        **score_as("test", bench.test_score(everything)),
+        **score_as("val", bench.score(bench.data.train, bench.validation)),
+        **score_as("test", bench.test_score()),
     }
     return {name: {"measured": value, "recorded": recorded[name]} for name, value in measured.items()}
 

@@ -4,12 +4,12 @@ Making a workbench finds whatever is wrong with the input, and writes nothing bu
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsieve.config import Experiment
 from fedsieve.data.holdout import stratified
@@ -20,9 +20,11 @@ from fedsieve.errors import InputError
 from fedsieve.evaluate import Score, evaluate
 from fedsieve.federate.client import ClientData
 from fedsieve.model.classifier import Classifier, build_classifier
-from fedsieve.model.features import features
-from fedsieve.model.flat import FlatModel, Scope
+from fedsieve.model.features import frozen_depth, frozen_fingerprint, frozen_outputs, network_behind, whole_backbone
+from fedsieve.model.flat import FlatModel
 from fedsieve.randomness import numpy_generator
+
+SLOW = 2000  # so many images take long enough to show progress
 
 
 class Observer:
@@ -46,51 +48,75 @@ class Workbench:
         self.classifier = classifier or build_classifier(experiment, self.data.classes)
         self.model = FlatModel(self.classifier, self.device)
         self.fingerprint = fingerprint_of(self.data, self.model.vector)
-        self._features: dict[str, Tensor] = {}
+        self.depth = 0  # how much of the network stands still in the phase under way
+        self._known: dict[str, Tensor] = {}  # features of the training and the test set
+        self._fingerprints: dict[int, str] = {}  # of what stands still, by depth
         for note in self.data.notes + self.split.notes:
             observer.note(note)
 
-    # How a phase sees the samples: through the cache of features wherever the backbone stands still.
+    # How a phase sees the samples: where the network's beginning stands still, through the cache of its output.
 
-    def features(self, samples: Samples) -> Tensor:
-        """The features of the training or the test set, for the backbone as it is now."""
+    def begin_phase(self, active: Iterable[str]) -> None:
+        """To be called when the tensors with these names are about to change."""
+        self.depth = frozen_depth(self.classifier, active)
+        self._known.clear()
+        self._fingerprints.clear()
+
+    def network(self, depth: int) -> nn.Module:
+        return network_behind(self.classifier, depth)
+
+    def frozen_outputs(self, samples: Samples, positions: np.ndarray, depth: int) -> Callable[[Tensor], Tensor]:
+        """Numbers among `positions` to what `network(depth)` takes."""
+        if depth == whole_backbone(self.classifier):  # features are small: those of all samples are kept, for every use
+            known, where = self._cached(samples, None, depth, self.observer.features), torch.from_numpy(positions)
+            return lambda batch: known[where[batch]].to(self.device)
+        silent = len(positions) < SLOW
+        tokens = self._cached(samples, positions, depth, (lambda *_: None) if silent else self.observer.features)
+        return lambda batch: tokens[batch].to(self.device)
+
+    def _cached(
+        self, samples: Samples, positions: np.ndarray | None, depth: int, progress: Callable[[int, int], None]
+    ) -> Tensor:
+        """Opened anew each time for a few samples (a client's), kept open for all."""
+        if depth not in self._fingerprints:
+            self._fingerprints[depth] = frozen_fingerprint(self.classifier, depth)
         part = "test" if samples is self.data.test else "train"
-        if part not in self._features:
-            self._features[part] = features(
-                self.classifier, samples, self.transform, self.device, self.observer.features
-            )
-        return self._features[part]
+        if positions is None and part in self._known:
+            return self._known[part]
+        rows = frozen_outputs(
+            self.classifier, depth, self._fingerprints[depth], samples, positions, self.transform, self.device, progress
+        )
+        if positions is None:
+            self._known[part] = rows = rows.to(self.device)
+        return rows
 
-    def forget_features(self) -> None:
-        """To be called when the backbone is about to change."""
-        self._features.clear()
+    def client_data(self, client: int, depth: int) -> ClientData:
+        """One client's own samples, as `network(depth)` takes them in training."""
+        return self.training_data(client, self.training[self.split.clients[client]], depth)
 
-    def client_data(self, client: int, on_features: bool) -> ClientData:
-        """One client's own samples, as features or as images seen through the training transform."""
-        own = torch.from_numpy(self.training[self.split.clients[client]])
+    def training_data(self, client: int, positions: np.ndarray, depth: int) -> ClientData:
+        own = torch.from_numpy(positions)
         labels = self.data.train.labels[own].to(self.device)
-        if on_features:
-            known = self.features(self.data.train)
-            return ClientData(client, lambda batch, _: known[own[batch]], labels)
+        if depth:
+            outputs = self.frozen_outputs(self.data.train, positions, depth)
+            return ClientData(client, lambda batch, _: outputs(batch), labels)
         images, transform, device = self.data.train.images, self.transform, self.device
         return ClientData(client, lambda batch, g: transform.training(images[own[batch]].to(device), g), labels)
 
-    def score(self, samples: Samples, positions: np.ndarray, scope: Scope) -> Score | None:
+    def score(self, samples: Samples, positions: np.ndarray) -> Score | None:
         """Accuracy and loss of the model on some samples; None without samples."""
         if not len(positions):
             return None
         self.classifier.eval()
-        where = torch.from_numpy(positions)
-        if scope.trains_backbone:
-            return evaluate(self.classifier, self._images(samples), samples.labels, where)
-        known = self.features(samples)
-        return evaluate(self.classifier.head, lambda batch: known[batch], samples.labels, where)
+        labels = samples.labels[torch.from_numpy(positions)]
+        if self.depth:
+            inputs = self.frozen_outputs(samples, positions, self.depth)
+        else:
+            inputs = lambda batch: self.transform.evaluation(samples.images[positions[batch]].to(self.device))  # noqa: E731
+        return evaluate(self.network(self.depth), inputs, labels)
 
-    def test_score(self, scope: Scope) -> Score | None:
-        return self.score(self.data.test, np.arange(len(self.data.test)), scope)
-
-    def _images(self, samples: Samples) -> Callable[[Tensor], Tensor]:
-        return lambda batch: self.transform.evaluation(samples.images[batch].to(self.device))
+    def test_score(self) -> Score | None:
+        return self.score(self.data.test, np.arange(len(self.data.test)))
 
 
 def fingerprint_of(data: Dataset, weights: Tensor) -> str:

@@ -8,29 +8,37 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsieve.federate.client import Update
+from fedsieve.federate.client import Update, touched_positions
 
 
 class FedAvg:
     """Federated averaging (McMahan et al., AISTATS 2017): w + sum_k a_k delta_k / sum_k a_k.
 
-    The weight a_k is the client's number of samples, or 1 with equal weighting. The sum is kept in
+    The weight a_k is the client's number of samples, or 1 with equal weighting. What a client's mask m_k froze
+    counts as unchanged, delta_k = 0; with `only_active` it does not count at all, and each weight becomes
+    w + sum_k a_k m_k delta_k / sum_k a_k m_k, or stays where no client had it active. The sums are kept in
     float64, so that it does not matter in practice how many clients there are.
     """
 
-    def __init__(self, weights: Tensor, weight_of: Callable[[Update], float]) -> None:
+    def __init__(self, weights: Tensor, weight_of: Callable[[Update], float], only_active: bool = False) -> None:
         self.weights = weights
         self.weight_of = weight_of
         self.sum = torch.zeros_like(weights, dtype=torch.float64)
-        self.total = 0.0
+        self.total = torch.zeros(len(weights) if only_active else 1, dtype=torch.float64, device=weights.device)
 
     def add(self, update: Update) -> None:
-        weight = self.weight_of(update)
-        self.sum.add_(update.vectors["delta"], alpha=weight)
-        self.total += weight
+        weight, delta = self.weight_of(update), update.vectors["delta"]
+        if update.mask is None:
+            self.sum.add_(delta, alpha=weight)
+            self.total += weight
+            return
+        where = touched_positions(update.mask, len(self.weights)).to(delta.device)
+        self.sum.index_add_(0, where, delta.double(), alpha=weight)
+        self.total[where if len(self.total) > 1 else slice(None)] += weight
 
     def finish(self) -> Tensor:
-        return (self.weights.double() + self.sum / self.total).float()
+        mean = self.sum / self.total.masked_fill(self.total == 0, 1.0)  # nobody's weight: its sum is 0
+        return (self.weights.double() + mean).float()
 
 
 WEIGHTINGS: dict[str, Callable[[Update], float]] = {

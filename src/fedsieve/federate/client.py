@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +14,12 @@ from fedsieve.errors import RunError
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import seed_at, torch_generator
+from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.rows import only_active
+from fedsieve.sieve.sgdm import SparseSGDM
+
+if TYPE_CHECKING:
+    from fedsieve.federate.masks import Masks
 
 ClientState = dict[str, Tensor]  # what a client remembers between its rounds; empty for most methods
 
@@ -43,53 +51,71 @@ class Context:
     """The place where clients are trained: a network to work in, and the settings of the phase."""
 
     scope: Scope
-    network: Callable[[Tensor], Tensor]  # inputs to class scores: the whole model, or its head on features
+    network: nn.Module  # inputs to class scores: the whole model, or what follows its frozen part
     local: LocalSettings
     carry_momentum: bool
     seed: int
+    masks: "Masks | None" = None  # None: all weights in scope may change
 
 
 @dataclass(frozen=True)
 class Update:
-    """What a client sends back: named vectors over the scope, and what the server needs to weigh them."""
+    """What a client sends back, and what the server needs to weigh it.
+
+    `vectors` are over the scope. With a mask, "delta" has only the weights that the mask leaves active (then
+    the buffers, if the scope has any); the others did not change.
+    """
 
     client: int
     samples: int
     vectors: dict[str, Tensor]
     metrics: dict[str, float] = field(default_factory=dict)
+    mask: Mask | None = None
 
 
 def train_client(
     broadcast: Broadcast, data: ClientData, state: ClientState, context: Context
 ) -> tuple[Update, ClientState]:
     """Local SGD from the broadcast weights; the update is the difference it made."""
-    scope, local = context.scope, context.local
+    scope, local, masks = context.scope, context.local, context.masks
     address = (broadcast.phase, broadcast.round, data.client)
+    mask = touched = masks.mask(data, broadcast) if masks else None
     scope.write(broadcast.weights)
     torch.manual_seed(seed_at(context.seed, "dropout", *address))  # layers draw from torch's global generator
-    optimizer = torch.optim.SGD(
-        scope.parameters,
+    optimizer = SparseSGDM(
+        scope.named.items(),
+        mask,
         lr=local.lr,
         momentum=local.momentum,
         weight_decay=local.weight_decay,
         nesterov=local.nesterov,
+        clip_norm=local.clip_norm,
+        rescale=masks is not None and masks.settings.rescale,
     )
-    if "momentum" in state:
-        _set_momentum(optimizer, scope, state["momentum"])
-    total, seen = torch.zeros((), device=broadcast.weights.device), 0
+    redrawn = masks is not None and masks.settings.refresh != "once"
+    handover = masks.settings.momentum if masks is not None and redrawn else "carry"
+    optimizer.import_momentum(state, handover)
+    if touched is not None and handover == "leak" and state:
+        touched = touched | Mask(touched.shapes, state["mask"].cpu())
+    total, seen, step = torch.zeros((), device=broadcast.weights.device), 0, 0
     steps = number_of_steps(len(data), local)
-    for step, positions in enumerate(batches(len(data), local, context.seed, *address)):
-        done = (broadcast.round - 1 + step / steps) / broadcast.rounds
-        optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)
-        inputs = data.inputs(positions, torch_generator(context.seed, "augment", *address, step))
-        loss = nn.functional.cross_entropy(_scores(context, inputs, address), data.labels[positions])
-        optimizer.zero_grad()
-        loss.backward()
-        if local.clip_norm is not None:
-            nn.utils.clip_grad_norm_(scope.parameters, local.clip_norm)
-        optimizer.step()
-        total += loss.detach() * len(positions)
-        seen += len(positions)
+    for epoch, epoch_batches in enumerate(batches(len(data), local, context.seed, *address)):
+        if epoch and masks is not None and masks.settings.refresh == "epoch":
+            mask = masks.mask(data, broadcast, epoch)
+            optimizer.set_mask(mask, handover)
+            touched = mask if touched is None else touched | mask
+        with only_active(context.network, scope.named, mask) if mask else nullcontext():
+            for positions in epoch_batches:
+                done = (broadcast.round - 1 + step / steps) / broadcast.rounds
+                optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)
+                inputs = data.inputs(positions, torch_generator(context.seed, "augment", *address, step))
+                loss = nn.functional.cross_entropy(_scores(context, inputs, address), data.labels[positions])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                total += loss.detach() * len(positions)
+                seen += len(positions)
+                step += 1
     delta = scope.read().sub_(broadcast.weights)
     drift = float(torch.linalg.vector_norm(delta))
     train_loss = float(total) / seen
@@ -100,8 +126,16 @@ def train_client(
             else f"the loss became {train_loss}"
         )
         raise RunError(f"{_place(address)}: {what}; lower phases.*.local.lr or set clip_norm")
-    state = {"momentum": _momentum(optimizer, scope)} if context.carry_momentum and local.momentum else {}
-    return Update(data.client, len(data), {"delta": delta}, {"train_loss": train_loss, "drift": drift}), state
+    state = optimizer.export_momentum() if context.carry_momentum else {}
+    metrics = {"train_loss": train_loss, "drift": drift}
+    if touched is not None:
+        delta, metrics["density"] = delta[touched_positions(touched, len(delta))], touched.density
+    return Update(data.client, len(data), {"delta": delta}, metrics, touched), state
+
+
+def touched_positions(mask: Mask, size: int) -> Tensor:
+    """Where in the scope's vector the values of a masked update belong: active weights, and all buffers behind them."""
+    return torch.cat((mask.unpack().nonzero().flatten(), torch.arange(mask.size, size)))
 
 
 def _scores(context: Context, inputs: Tensor, address: tuple[str, int, int]) -> Tensor:
@@ -120,29 +154,11 @@ def number_of_steps(samples: int, local: LocalSettings) -> int:
     return local.steps if local.steps is not None else (local.epochs or 1) * per_epoch
 
 
-def batches(samples: int, local: LocalSettings, seed: int, *address: int | str) -> Iterator[Tensor]:
-    """Positions of each batch: epochs in an order of their own, cut into batches, the last may be smaller."""
+def batches(samples: int, local: LocalSettings, seed: int, *address: int | str) -> Iterator[list[Tensor]]:
+    """The positions of each batch, epoch by epoch, each in an order of its own; the last batch may be smaller."""
     left, epoch = number_of_steps(samples, local), 0
     while left:
         order = torch.randperm(samples, generator=torch_generator(seed, "batches", *address, epoch))
-        for positions in order.split(local.batch_size)[:left]:
-            yield positions
-            left -= 1
+        yield (parts := list(order.split(local.batch_size)[:left]))
+        left -= len(parts)
         epoch += 1
-
-
-def _momentum(optimizer: torch.optim.SGD, scope: Scope) -> Tensor:
-    """The momentum of all parameters in scope, as one vector (zero where there was no gradient yet)."""
-    buffers = [optimizer.state[one].get("momentum_buffer") for one in scope.parameters]
-    return torch.cat(
-        [
-            (torch.zeros_like(one) if buffer is None else buffer).flatten()
-            for one, buffer in zip(scope.parameters, buffers, strict=True)
-        ]
-    )
-
-
-def _set_momentum(optimizer: torch.optim.SGD, scope: Scope, momentum: Tensor) -> None:
-    parts = momentum.split([parameter.numel() for parameter in scope.parameters])
-    for parameter, part in zip(scope.parameters, parts, strict=True):
-        optimizer.state[parameter]["momentum_buffer"] = part.view_as(parameter).to(parameter.device, copy=True)

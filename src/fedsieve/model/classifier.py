@@ -12,6 +12,7 @@ from fedsieve.config import Experiment, MlpHead
 from fedsieve.errors import InputError
 from fedsieve.model.backbone import Backbone, describe, from_description, load_backbone
 from fedsieve.model.checkpoint import fill
+from fedsieve.model.vit import ViT
 from fedsieve.randomness import torch_generator
 
 
@@ -26,6 +27,24 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.backbone(images))
+
+
+class Tail(nn.Module):
+    """What follows the first `depth` blocks of a classifier's ViT: from their tokens, one row an image, to scores."""
+
+    def __init__(self, model: Classifier, depth: int) -> None:
+        super().__init__()
+        assert isinstance(model.backbone, ViT)
+        self.width = model.backbone.width
+        self.blocks = model.backbone.blocks[depth:]
+        self.norm = model.backbone.norm
+        self.head = model.head
+
+    def forward(self, rows: Tensor) -> Tensor:
+        tokens = rows.view(len(rows), -1, self.width)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.head(self.norm(tokens[:, 0]))
 
 
 def make_head(width: int, classes: int, hidden: int | None) -> nn.Module:

@@ -1,60 +1,123 @@
-"""A frozen backbone is never computed twice: its features are kept in the cache on disk."""
+"""What does not change is never computed twice: outputs of a frozen backbone, or of its first blocks, are cached.
+
+*Depth* is how much of the network stands still, counted from the images: 0 is nothing, k the first k blocks of a
+ViT (with the patches and tokens before them), and one more than there are blocks is the whole backbone, whose
+output are the features.
+"""
 
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsieve.cache import cached_array
 from fedsieve.data.load import Samples
 from fedsieve.data.transform import Transform
 from fedsieve.model.backbone import describe
-from fedsieve.model.classifier import Classifier
+from fedsieve.model.classifier import Classifier, Tail
+from fedsieve.model.vit import ViT
 
 VERSION = 1  # to be raised when transforms or networks compute something else from the same settings
 BATCH = 250  # fixed, so that the same image has the same feature to the last bit
 BATCHES_PER_BLOCK = 4
 
 
-def backbone_fingerprint(model: Classifier) -> str:
-    """A hash of the backbone's shape and weights."""
+def whole_backbone(model: Classifier) -> int:
+    """The depth at which only the head is left."""
+    return 1 + len(getattr(model.backbone, "blocks", ()))
+
+
+def frozen_depth(model: Classifier, active: Iterable[str]) -> int:
+    """How much stands still when the tensors with these names may change."""
+    if not isinstance(model.backbone, ViT):
+        return 0 if any(name.startswith("backbone.") for name in active) else whole_backbone(model)
+    return min((_depth_of(name, len(model.backbone.blocks)) for name in active), default=whole_backbone(model))
+
+
+def _depth_of(name: str, blocks: int) -> int:
+    """How many blocks are computed before the tensor takes part."""
+    part, _, rest = name.removeprefix("backbone.").partition(".")
+    if name.startswith("head."):
+        return blocks + 1
+    if part == "blocks":
+        return int(rest.split(".")[0])
+    return blocks if part == "norm" else 0
+
+
+def network_behind(model: Classifier, depth: int) -> nn.Module:
+    """The network that is left to compute behind the frozen part."""
+    if depth == 0:
+        return model
+    return model.head if depth == whole_backbone(model) else Tail(model, depth)
+
+
+def frozen_part(model: Classifier, depth: int) -> Callable[[Tensor], Tensor]:
+    """Images to what `network_behind` takes, one vector per image."""
+    if depth == whole_backbone(model):
+        return model.backbone
+    assert isinstance(model.backbone, ViT)
+    backbone = model.backbone
+    kept = None if depth < len(backbone.blocks) else 1  # behind the last block the class token is all it takes
+    return lambda images: backbone.first_blocks(images, depth)[:, :kept].flatten(1)
+
+
+def _row_width(model: Classifier, depth: int) -> int:
+    if not isinstance(model.backbone, ViT) or depth >= len(model.backbone.blocks):
+        return model.backbone.width
+    shape = model.backbone.shape
+    return (shape.positions + shape.registers) * shape.width
+
+
+def frozen_fingerprint(model: Classifier, depth: int) -> str:
+    """A hash of the backbone's shape and of its weights up to this depth."""
     digest = hashlib.sha256(json.dumps(describe(model.backbone), sort_keys=True, default=str).encode())
+    blocks = whole_backbone(model) - 1
     for name, tensor in model.backbone.state_dict().items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy())
+        if depth > blocks or _depth_of(name, blocks) < depth:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy())
     return digest.hexdigest()
 
 
 @torch.no_grad()
-def features(
+def frozen_outputs(
     model: Classifier,
+    depth: int,
+    fingerprint: str,
     samples: Samples,
+    positions: np.ndarray | None,
     transform: Transform,
     device: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """The features (N, width) of all samples in their evaluation view."""
+    """The output at `depth` for the samples at `positions` (None: all) in their evaluation view, one row each."""
+    images = samples.images if positions is None else samples.images[torch.from_numpy(positions)]
+    part = frozen_part(model, depth)
 
     def compute(first: int) -> Iterator[np.ndarray]:
         model.eval()
-        for start in range(first, len(samples), BATCH * BATCHES_PER_BLOCK):
-            block = samples.images[start : start + BATCH * BATCHES_PER_BLOCK].split(BATCH)
-            parts = [model.backbone(transform.evaluation(images.to(device))).float().cpu() for images in block]
-            progress(min(len(samples), start + BATCH * BATCHES_PER_BLOCK), len(samples))
+        for start in range(first, len(images), BATCH * BATCHES_PER_BLOCK):
+            block = images[start : start + BATCH * BATCHES_PER_BLOCK].split(BATCH)
+            parts = [part(transform.evaluation(batch.to(device))).float().cpu() for batch in block]
+            progress(min(len(images), start + BATCH * BATCHES_PER_BLOCK), len(images))
             yield torch.cat(parts).numpy()
 
     key = {
         "version": VERSION,
-        "backbone": backbone_fingerprint(model),
+        "backbone": fingerprint,
         "data": samples.fingerprint,
         "transform": transform.key,
         "torch": [torch.__version__, device, torch.get_num_threads()],  # the last bits depend on them
     }
-    array = cached_array(key, len(samples), model.backbone.width, compute)
+    if depth < whole_backbone(model):
+        key["depth"] = depth
+    if positions is not None:
+        key["positions"] = hashlib.sha256(positions.astype(np.int64).tobytes()).hexdigest()
+    array = cached_array(key, len(images), _row_width(model, depth), compute)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mapped file is read-only, which is as it should be
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array)

@@ -5,13 +5,30 @@ floating-point buffers (BatchNorm's statistics) behind them; the model's own ten
 So resetting a client is one copy, an update one subtraction and a mask one bit per entry.
 """
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config import BlocksScope, Train
+from fedsieve.config import BlocksScope, LayerKind, Train
+from fedsieve.errors import InputError
+
+KINDS: dict[LayerKind, str] = {  # by name, the first that fits; ViT's names first, then others of transformers
+    "head": r"^head\.",
+    "tokens": r"cls_token|pos_embed|register_tokens|mask_token|position_embedding|relative_position",
+    "scale": r"\.ls[12]\.|layer_scale|lambda1|\.gamma$",
+    "norm": r"norm|\.ln_|\.bn\d",
+    "patch": r"patch_embed|embeddings\.|embedder|\.stem\.",
+    "attention": r"attn|attention",
+    "mlp": r"mlp|\.fc[12]\.|intermediate|output\.dense|pwconv|dwconv",
+}
+
+
+def kind_of(name: str) -> LayerKind | None:
+    """The kind of layer that a tensor belongs to, by its name; None for one of another kind."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), None)
 
 
 @dataclass(frozen=True)
@@ -57,13 +74,19 @@ class FlatModel:
         """The named tensors, as views."""
         return {entry.name: self.view(entry) for entry in self.entries}
 
-    def scope(self, train: Train) -> "Scope":
-        """The part of the vector that `train: head | backbone | all | {blocks, head}` lets change."""
+    def scope(self, train: Train, only: tuple[LayerKind, ...] | None = None) -> "Scope":
+        """The part of the vector that `train: head | backbone | all | {blocks, head}` and `only` let change."""
         if isinstance(train, BlocksScope):
             prefixes = [f"backbone.blocks.{block}." for block in train.blocks] + ["head."] * train.head
         else:
             prefixes = {"head": ["head."], "backbone": ["backbone."], "all": ["backbone.", "head."]}[train]
-        return Scope(self, [entry for entry in self.entries if entry.name.startswith(tuple(prefixes))])
+        entries = [entry for entry in self.entries if entry.name.startswith(tuple(prefixes))]
+        chosen = [entry for entry in entries if only is None or kind_of(entry.name) in only]
+        if only is not None and all(entry.is_buffer for entry in chosen):
+            there = {kind_of(entry.name) for entry in entries}
+            has = ", ".join(kind for kind in KINDS if kind in there) or "no kind of layer that has a name"
+            raise InputError(f"mask.only: [{', '.join(only)}] leaves nothing to train; `train` has {has}")
+        return Scope(self, chosen)
 
 
 class Scope:
@@ -80,9 +103,14 @@ class Scope:
                 self.ranges.append((entry.start, entry.stop))
         self.size = sum(stop - start for start, stop in self.ranges)
 
-    @cached_property
+    @property
     def parameters(self) -> list[nn.Parameter]:
-        return [self.model.parameters[entry.name] for entry in self.entries if not entry.is_buffer]
+        return list(self.named.values())
+
+    @cached_property
+    def named(self) -> dict[str, nn.Parameter]:
+        """The parameters in scope by name: what a mask covers, and the first part of `read`."""
+        return {entry.name: self.model.parameters[entry.name] for entry in self.entries if not entry.is_buffer}
 
     @property
     def trains_backbone(self) -> bool:

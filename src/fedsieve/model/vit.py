@@ -116,11 +116,15 @@ class ViT(nn.Module):
             tokens = torch.cat((tokens[:, :1], registers, tokens[:, 1:]), dim=1)
         return tokens
 
-    def forward(self, images: Tensor) -> Tensor:
+    def first_blocks(self, images: Tensor, count: int) -> Tensor:
+        """The tokens behind the first `count` blocks."""
         tokens = self.embed(images)
-        for block in self.blocks:
+        for block in self.blocks[:count]:
             tokens = block(tokens)
-        return self.norm(tokens[:, 0])  # LayerNorm works token by token: the others' is never needed
+        return tokens
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.norm(self.first_blocks(images, len(self.blocks))[:, 0])  # the other tokens are not needed
 
 
 @torch.no_grad()

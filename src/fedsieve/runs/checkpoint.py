@@ -50,28 +50,20 @@ def save(folder: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     progress = json.dumps(asdict(checkpoint.progress))
     folder.mkdir(exist_ok=True)
-    with written_atomically(folder / f"{checkpoint.progress.rounds:08d}.safetensors") as partial:
-        save_file(tensors, partial, metadata={"progress": progress, "digest": _digest(progress, tensors)})
+    _write(folder / f"{checkpoint.progress.rounds:08d}.safetensors", progress, tensors)
     for old in sorted(folder.glob("*.safetensors"))[:-KEPT]:
         old.unlink()
 
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint; ValueError if a single bit of it is not as it was written."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if _digest(metadata["progress"], tensors) != metadata["digest"]:
-        raise ValueError(f"{path} was altered")
+    progress, tensors = _read(path)
     clients: dict[int, ClientState] = {}
     for name, tensor in tensors.items():
         if name.startswith("client/"):
             _, client, part = name.split("/")
             clients.setdefault(int(client), {})[part] = tensor
-    return Checkpoint(Progress(**json.loads(metadata["progress"])), tensors["vector"], tensors.get("best"), clients)
+    return Checkpoint(Progress(**json.loads(progress)), tensors["vector"], tensors.get("best"), clients)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
@@ -83,6 +75,32 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
         except (ValueError, KeyError, TypeError):
             damaged.append(path)
     return None, damaged
+
+
+def save_vector(path: Path, vector: Tensor) -> None:
+    _write(path, "", {"vector": vector.detach().cpu().contiguous()})
+
+
+def load_vector(path: Path) -> Tensor:
+    """Read what `save_vector` wrote; ValueError if it is not as it was written."""
+    return _read(path)[1]["vector"]
+
+
+def _write(path: Path, progress: str, tensors: dict[str, Tensor]) -> None:
+    with written_atomically(path) as partial:
+        save_file(tensors, partial, metadata={"progress": progress, "digest": _digest(progress, tensors)})
+
+
+def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if _digest(metadata["progress"], tensors) != metadata["digest"]:
+        raise ValueError(f"{path} was altered")
+    return metadata["progress"], tensors
 
 
 def _digest(progress: str, tensors: dict[str, Tensor]) -> str:

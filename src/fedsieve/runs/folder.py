@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from safetensors.torch import save_file
+from torch import Tensor
 
 from fedsieve.config import Experiment
-from fedsieve.errors import InputError
+from fedsieve.errors import InputError, RunError
 from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
@@ -107,6 +108,20 @@ class RunFolder:
         checkpoint.save(self.path / "checkpoints", state)
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - start
+
+    def start_of_phase(self, phase: str, weights: Tensor) -> Tensor:
+        """The weights in scope when the phase began; kept, for clients calibrate masks from them at any later round."""
+        path = self.path / "masks" / phase / "start.safetensors"
+        if path.exists():
+            try:
+                return checkpoint.load_vector(path)
+            except ValueError:
+                raise RunError(
+                    f"{path} is damaged, so this run cannot go on; start it anew in another folder"
+                ) from None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.save_vector(path, weights)
+        return weights
 
     def save_model(self, model: FlatModel) -> str:
         """Write model.safetensors; its SHA-256."""

@@ -1,0 +1,158 @@
+"""The masks of a phase: who calibrates them, from whose data, and when anew."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedsieve.config import MaskSettings
+from fedsieve.errors import InputError
+from fedsieve.federate.client import Broadcast, ClientData
+from fedsieve.model.flat import Scope
+from fedsieve.randomness import torch_generator
+from fedsieve.sieve.calibrate import calibrate_mask, damped_sensitivity
+from fedsieve.sieve.mask import Mask, shapes_of
+
+
+class Holders(Protocol):
+    """Whose data a mask that all clients share is calibrated from."""
+
+    def clients(self) -> Iterator[ClientData]: ...
+    def server(self) -> ClientData: ...
+
+
+class Masks:
+    """One mask for all clients, or each client's own; drawn once from the weights at the phase's start, or anew.
+
+    A mask drawn once is kept in `folder` as bits and found again, whoever asks and whenever. Nothing depends on
+    the order of asking: every draw has an address.
+    """
+
+    def __init__(
+        self,
+        settings: MaskSettings,
+        scope: Scope,
+        network: nn.Module,
+        batch_size: int,
+        phase: str,
+        seed: int,
+        start: Tensor,
+        holders: Holders,
+        folder: Path | None = None,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.settings, self.scope, self.network = settings, scope, network
+        self.batch_size, self.phase, self.seed = batch_size, phase, seed
+        self.start = start  # the weights in scope at the phase's start
+        self.holders, self.folder, self.note = holders, folder, note
+        self.shapes = shapes_of(scope.named.items())
+        self._shared: Mask | None = None  # of the round under way
+        self._noted: set[str] = set()
+        if settings.calibration_rounds > 1 and not settings.by_sensitivity and settings.file is None:
+            self._note_once(f"calibration_rounds changes nothing for rule {settings.rule}; one is enough")
+
+    def begin_phase(self) -> Mask | None:
+        """The mask that all clients have in all rounds, if there is one."""
+        if self.settings.file is not None:
+            self._shared = Mask.load(Path(self.settings.file))
+        elif self.settings.is_shared and self.settings.refresh == "once":
+            self._shared = self._kept("shared", lambda: self._calibrated(self._sources(), self.start))
+        return self._shared
+
+    def begin_round(self, broadcast: Broadcast) -> None:
+        """Before any client of a round: the mask that all of them share in it, if they do."""
+        if self.settings.is_shared and self.settings.refresh == "round":
+            self._shared = self._calibrated(self._sources(), broadcast.weights, broadcast.round)
+
+    def mask(self, data: ClientData, broadcast: Broadcast, epoch: int = 0) -> Mask:
+        """The mask of a client for one of its local epochs (the first unless masks are drawn for each)."""
+        if self.settings.refresh == "epoch":
+            sources = [data] if not self.settings.is_shared else []
+            return self._calibrated(sources, None, broadcast.round, epoch)
+        if self.settings.is_shared:
+            assert self._shared is not None
+            return self._shared
+        if self.settings.refresh == "round":
+            return self._calibrated([data], broadcast.weights, broadcast.round)
+        return self._kept(f"client-{data.client:06d}", lambda: self._calibrated([data], self.start))
+
+    def bytes_of_calibration(self, clients: int, round: int) -> tuple[int, int]:
+        """What making a shared mask costs in this round: bytes (up, down)."""
+        if not self.settings.is_shared or self.settings.refresh == "epoch":
+            return 0, 0
+        if round > 1 and self.settings.refresh == "once":
+            return 0, 0
+        bits, vector = -(-len(self.start) // 8), 4 * len(self.start)
+        if self.settings.scope != "federated" or not self.settings.by_sensitivity:
+            return 0, clients * bits
+        rounds = self.settings.calibration_rounds  # each: weights or mask down, scores up; then the final mask
+        return clients * rounds * vector, clients * (vector + rounds * bits)
+
+    # How a mask comes about.
+
+    def _sources(self) -> list[ClientData] | Iterator[ClientData]:
+        if not self.settings.by_sensitivity:
+            return []
+        return self.holders.clients() if self.settings.scope == "federated" else [self.holders.server()]
+
+    def _calibrated(
+        self, sources: list[ClientData] | Iterator[ClientData], weights: Tensor | None, *address: int
+    ) -> Mask:
+        """From the data of `sources`, at `weights` (None: as the network stands)."""
+        if weights is not None:
+            self.scope.write(weights)
+        settings = self.settings
+        everybody = list(sources)
+        who = everybody[0].client if len(everybody) == 1 else "all"
+        place = ("mask", self.phase, who, *address)
+
+        def scored(round: int, active: Mask) -> Tensor:
+            total, count = None, 0
+            for data in everybody:
+                generator = torch_generator(self.seed, *place, round, "labels", data.client)
+                part, number = damped_sensitivity(
+                    self.network,
+                    self.scope.named,
+                    self._samples(data, place, round),
+                    settings.fisher,
+                    active,
+                    settings.damping,
+                    generator,
+                )
+                total, count = part if total is None else total.add_(part), count + number
+            assert total is not None
+            return total / count
+
+        vector = torch.cat([one.detach().flatten() for one in self.scope.parameters])
+        generator = torch_generator(self.seed, *place)
+        return calibrate_mask(self.shapes, vector, scored, settings, generator)
+
+    def _samples(self, data: ClientData, place: tuple[int | str, ...], round: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A fresh draw of a client's samples, in batches."""
+        asked = self.settings.fisher.samples
+        if asked > len(data):
+            self._note_once(f"phase {self.phase}: who has fewer than fisher.samples ({asked}) scores with all of them")
+        generator = torch_generator(self.seed, *place, round, "samples", data.client)
+        order = torch.randperm(len(data), generator=generator)[:asked]
+        for positions in order.split(self.batch_size):
+            yield data.inputs(positions, generator), data.labels[positions]
+
+    def _kept(self, name: str, make: Callable[[], Mask]) -> Mask:
+        path = self.folder / f"{name}.safetensors" if self.folder else None
+        if path is not None and path.exists():
+            try:
+                return Mask.load(path)
+            except InputError:
+                self.note(f"{path} is damaged; calibrating that mask again")
+        mask = make()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            mask.save(path)
+        return mask
+
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)

@@ -1,0 +1,139 @@
+"""Calibration: from scores to a mask, in several rounds.
+
+All weights in scope start active, and after round r of R the share `density ** (r / R)` is still active. Each
+round scores anew, on a fresh draw of samples, with the weights frozen so far multiplied by `damping`, and
+never revives a frozen weight (TaLoS, Iurada et al., ICLR 2025; its released code damps by 0.1). Going step
+by step keeps a whole layer from being taken out by one coarse look at it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedsieve.config import FisherSettings, MaskSettings
+from fedsieve.sieve.choose import choose, unit_sizes
+from fedsieve.sieve.mask import Mask, Shapes, shapes_of
+from fedsieve.sieve.rules import RULES, Evidence
+from fedsieve.sieve.sensitivity import Batches, sensitivity
+
+
+def calibrate_mask(
+    shapes: Shapes,
+    weights: Tensor,
+    sensitivity: Callable[[int, Mask], Tensor],
+    settings: MaskSettings,
+    generator: torch.Generator,
+) -> Mask:
+    """The mask that `settings` ask for; `sensitivity(round, active)` scores the weights with the others damped."""
+    assert settings.sparsity is not None
+    density = 1 - settings.sparsity
+    active = Mask.full(shapes)
+    if density == 1:
+        return active
+    rounds = settings.calibration_rounds if settings.by_sensitivity else 1  # else another look shows the same
+    sizes = unit_sizes(shapes, settings.unit)
+
+    def random() -> Tensor:
+        draws = torch.rand(len(sizes), dtype=torch.float64, generator=generator)
+        return draws if settings.unit == "weight" else draws.repeat_interleave(sizes)
+
+    for round in range(1, rounds + 1):
+        evidence = Evidence(weights, lambda round=round, active=active: sensitivity(round, active), random)  # type: ignore[misc]
+        active = choose(
+            RULES[settings.rule](evidence).cpu(),
+            density ** (round / rounds),
+            shapes,
+            within=active,
+            unit=settings.unit,
+            across=settings.across,
+            keep_alive=settings.keep_alive,
+            draw=settings.draw,
+        )
+    return active
+
+
+def damped_sensitivity(
+    network: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Batches,
+    fisher: FisherSettings,
+    active: Mask,
+    damping: float,
+    generator: torch.Generator,
+) -> tuple[Tensor, int]:
+    """`sensitivity` with the weights that are not active multiplied by `damping` in the forward pass."""
+    with damped(parameters, active, damping):
+        return sensitivity(network, parameters, batches, fisher.kind, fisher.draws, generator)
+
+
+@contextmanager
+@torch.no_grad()
+def damped(parameters: Mapping[str, nn.Parameter], active: Mask, damping: float) -> Iterator[None]:
+    """Within this context, weights that are not active are multiplied by `damping`; the same bits afterwards."""
+    partly = [(one, active[name]) for name, one in parameters.items()] if active.active < active.size else []
+    saved = [(one, one.detach().clone(), keep.to(one.device)) for one, keep in partly if not keep.all()]
+    try:
+        for one, value, keep in saved:
+            one.copy_(torch.where(keep, value, value * damping))
+        yield
+    finally:
+        for one, value, _ in saved:
+            one.copy_(value)
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    sparsity: float,
+    *,
+    rule: str = "least_sensitive",
+    rounds: int = 4,
+    damping: float = 0.1,
+    kind: Literal["exact", "empirical", "batch"] = "exact",
+    samples: int = 512,
+    draws: int = 1,
+    unit: Literal["weight", "row", "tensor"] = "weight",
+    across: Literal["model", "tensor"] = "model",
+    keep_alive: int = 1,
+    parameters: Mapping[str, nn.Parameter] | None = None,
+    seed: int = 42,
+) -> Mask:
+    """A mask for any module that gives class scores: `sparsity` of the weights of `parameters` are frozen.
+
+    `batches` gives (inputs, labels) and is gone through once each calibration round, until `samples` were seen:
+    a shuffled DataLoader, or a list. `parameters` are all that require a gradient unless given. The rules are
+    those of `fedsieve.sieve.rules.RULES`.
+    """
+    chosen = dict(parameters or {name: one for name, one in model.named_parameters() if one.requires_grad})
+    settings = MaskSettings(
+        rule=rule,
+        sparsity=float(sparsity),
+        calibration_rounds=rounds,
+        damping=float(damping),
+        fisher=FisherSettings(kind=kind, samples=samples, draws=draws),
+        unit=unit,
+        across=across,
+        keep_alive=keep_alive,
+    )
+    generator = torch.Generator().manual_seed(seed)
+
+    def scored(_: int, active: Mask) -> Tensor:
+        total, count = damped_sensitivity(
+            model, chosen, _first_samples(batches, samples), settings.fisher, active, settings.damping, generator
+        )
+        return total / count
+
+    weights = torch.cat([one.detach().flatten() for one in chosen.values()])
+    return calibrate_mask(shapes_of(chosen.items()), weights, scored, settings, generator)
+
+
+def _first_samples(batches: Iterable[tuple[Tensor, Tensor]], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    seen = 0
+    for inputs, labels in batches:
+        yield inputs[: samples - seen], labels[: samples - seen]
+        seen += len(labels)
+        if seen >= samples:
+            return

@@ -1,0 +1,258 @@
+"""SparseSGDM: SGD with momentum that moves, and remembers, only the weights that a mask leaves active."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+from torch.optim.optimizer import ParamsT
+
+from fedsieve.errors import InputError
+from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.rows import active_rows
+
+Handover = Literal["reset", "carry", "leak"]  # what becomes of the momentum when the mask is redrawn
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The weights of one tensor that an optimizer moves, in the form that needs the fewest bytes.
+
+    Indices are int32, half of what torch keeps; where it insists on int64 they are widened for one operation.
+    """
+
+    index: Tensor | None = None  # flat positions, or row numbers; None: all weights
+    rows: bool = False
+    held: Tensor | None = None  # positions that stay as they are though `index` takes them in: cheaper if few
+    quiet: Tensor | None = None  # bool: no gradient and no weight decay here, only old momentum ("leak")
+
+    @staticmethod
+    def of(active: Tensor, moving: Tensor | None = None) -> "Selection | None":
+        """The weights of a tensor that are `active` (bool, in its shape), or moved by old momentum; None if none."""
+        chosen = active if moving is None else active | moving
+        count, size = int(chosen.count_nonzero()), active.numel()
+        if count == 0:
+            return None
+        if count == size:
+            selection = Selection()
+        elif (rows := active_rows(chosen)) is not None:
+            selection = Selection(rows.int(), rows=True)
+        elif 3 * count > 2 * size:  # momentum and position of each active weight would take more
+            selection = Selection(held=_positions(~chosen))
+        else:
+            selection = Selection(_positions(chosen))
+        if moving is None:
+            return selection
+        quiet = selection.gather(chosen & ~active)
+        return replace(selection, quiet=quiet) if quiet.any() else selection
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The selected entries: a copy, or the tensor itself (flat if some are held) when `index` is None."""
+        if self.index is None:
+            return tensor if self.held is None else tensor.reshape(-1)
+        return (tensor if self.rows else tensor.reshape(-1)).index_select(0, self.index)
+
+    def gather_gradient(self, gradient: Tensor) -> Tensor:
+        """The selected entries of a gradient, which may be a sparse tensor of rows."""
+        if gradient.is_sparse:  # autograd forgets that it is coalesced, and coalescing would sort and copy
+            if self.rows and self.index is not None and torch.equal(gradient._indices()[0].int(), self.index):
+                return gradient._values()
+            gradient = gradient.to_dense()
+        return self.gather(gradient)
+
+    def scatter(self, tensor: Tensor, values: Tensor) -> None:
+        """Write what `gather` gave, or as many other values, into a contiguous tensor."""
+        if self.index is None:
+            tensor.view(values.shape).copy_(values)
+        elif self.rows:
+            tensor.index_copy_(0, self.index.long(), values)
+        else:
+            tensor.view(-1).scatter_(0, self.index.long(), values)  # twice as fast as index_copy_ on a CPU
+
+    def silence(self, values: Tensor) -> Tensor:
+        """Selected entries, with zeros where the weight is not active."""
+        if self.held is not None:
+            values = values.index_fill(0, self.held.long(), 0)
+        return values if self.quiet is None else values.masked_fill(self.quiet, 0)
+
+    def move(self, tensor: Tensor, values: Tensor, step: Tensor, rate: float) -> None:
+        """tensor -= rate * step for the selected entries, of which `values` is what `gather` gave."""
+        kept = None if self.held is None else values.index_select(0, self.held)
+        values.add_(step, alpha=-rate)
+        if self.index is not None:
+            self.scatter(tensor, values)
+        elif self.held is not None and kept is not None:
+            values.index_copy_(0, self.held.long(), kept)
+
+    def active(self, like: Tensor) -> Tensor:
+        """One bool per weight of the tensor: what `of` was given."""
+        selected = self.silence(torch.ones_like(self.gather(like), dtype=torch.bool))
+        active = torch.zeros(like.shape, dtype=torch.bool, device=like.device)
+        self.scatter(active, selected)
+        return active
+
+
+class SparseSGDM(torch.optim.Optimizer):
+    """torch.optim.SGD for the active weights of a mask; frozen ones keep their bits, and have no momentum.
+
+    With g the gradient of the active weights (divided by the mask's density if `rescale`, then clipped to the
+    norm `clip_norm`): d = g + weight_decay * w;  v = d at first, then momentum * v + (1 - dampening) * d;
+    w -= lr * (d + momentum * v if nesterov else v). With a full mask the result is that of SGD to the last bit.
+    Parameters given with names are found in the mask by name (unknown ones are frozen), others by order.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        mask: Mask | None = None,
+        *,
+        lr: float,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        clip_norm: float | None = None,
+        rescale: bool = False,
+    ) -> None:
+        if min(lr, momentum, weight_decay) < 0:
+            raise ValueError("lr, momentum and weight_decay must not be negative")
+        if nesterov and (momentum == 0 or dampening != 0):
+            raise ValueError("nesterov needs momentum, and no dampening")
+        settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(params, settings | {"nesterov": nesterov})
+        self.clip_norm, self.rescale = clip_norm, rescale
+        self._select(mask)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step; the loss, if a closure computes it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found, shrink = self._gradients(), None
+        if self.clip_norm is not None:
+            found = iter(all_found := list(found))
+            norm = get_total_norm([gradient for *_, gradient in all_found])
+            shrink = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+        for group, parameter, selection, gradient in found:
+            if shrink is not None:
+                gradient = gradient.mul(shrink.to(gradient.device))
+            self._move(group, parameter, selection, gradient)
+        return loss
+
+    def _gradients(self) -> Iterator[tuple[dict[str, Any], Tensor, Selection, Tensor]]:
+        """What the next step moves, one tensor at a time: its group, itself, what of it, and the gradient of that."""
+        for group, parameter in self._parameters():
+            selection = self._selections[parameter]
+            if selection is None:
+                continue
+            if parameter.grad is not None:
+                gradient = selection.gather_gradient(parameter.grad)
+            elif selection.quiet is not None and bool(selection.quiet.all()):
+                gradient = torch.zeros_like(selection.gather(parameter))  # old momentum moves it all the same
+            else:
+                continue
+            if self.rescale and self._density != 1:
+                gradient = gradient / self._density
+            yield group, parameter, selection, selection.silence(gradient)
+
+    def _move(self, group: dict[str, Any], parameter: Tensor, selection: Selection, gradient: Tensor) -> None:
+        """The step of torch.optim.SGD, operation by operation (their rounding counts), on the selected weights."""
+        weights, momentum = selection.gather(parameter), group["momentum"]
+        if group["weight_decay"] != 0:
+            gradient = selection.silence(gradient.add(weights, alpha=group["weight_decay"]))
+        if momentum != 0:
+            buffer = self.state[parameter].get("momentum_buffer")
+            if buffer is None:
+                buffer = self.state[parameter]["momentum_buffer"] = gradient.clone()
+            else:
+                buffer.mul_(momentum).add_(gradient, alpha=1 - group["dampening"])
+            gradient = gradient.add(buffer, alpha=momentum) if group["nesterov"] else buffer
+        selection.move(parameter, weights, gradient, group["lr"])
+
+    def set_mask(self, mask: Mask | None, momentum: Handover = "reset") -> None:
+        """From now on other weights are active. What becomes of the momentum there was:
+
+        reset: it is forgotten; the next step is a first step. carry: it stays where weights are still active, and
+        starts from zero for the newly active. leak: it also stays at frozen weights, and moves them while it decays.
+        """
+        state = self.export_momentum() if _known(momentum) != "reset" else {}
+        self.state.clear()
+        self._select(mask)
+        self.import_momentum(state, momentum)
+
+    @torch.no_grad()
+    def export_momentum(self) -> dict[str, Tensor]:
+        """The momentum of all parameters in one vector, and the packed mask of where it belongs; {} before a step."""
+        values, positions = [], []
+        for _, parameter in self._parameters():
+            selection, buffer = self._selections[parameter], self.state.get(parameter, {}).get("momentum_buffer")
+            if selection is None or buffer is None:
+                positions.append(torch.zeros(parameter.numel(), dtype=torch.bool))
+                continue
+            there = replace(selection, quiet=None).active(parameter).flatten()
+            values.append(buffer.flatten() if selection.held is None else buffer[there])
+            positions.append(there.cpu())
+        if not values:
+            return {}
+        return {"momentum": torch.cat(values), "mask": Mask.pack(self._shapes(), torch.cat(positions)).bits}
+
+    @torch.no_grad()
+    def import_momentum(self, state: dict[str, Tensor], momentum: Handover = "carry") -> None:
+        """Go on with the momentum that another optimizer of these parameters exported, as `set_mask` does."""
+        if _known(momentum) == "reset" or not state:
+            return
+        old, values = Mask(self._shapes(), state["mask"].cpu()), state["momentum"]
+        parts = values.split(list(old.counts().values()))  # ValueError if it is not as long as the mask says
+        for (group, parameter), name, part in zip(self._parameters(), old.shapes, parts, strict=True):
+            if group["momentum"] == 0:
+                continue
+            buffer = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+            buffer[old[name].to(parameter.device)] = part.to(buffer)
+            selection = self._selections[parameter]
+            if momentum == "leak":
+                moving = buffer != 0
+                active = torch.zeros_like(moving) if selection is None else selection.active(parameter)
+                selection = self._selections[parameter] = Selection.of(active, moving)
+            if selection is not None:
+                self.state[parameter]["momentum_buffer"] = selection.gather(buffer)
+
+    def _select(self, mask: Mask | None) -> None:
+        parameters = [parameter for _, parameter in self._parameters()]
+        self._density = 1.0 if mask is None else mask.density
+        self._selections: dict[Tensor, Selection | None]
+        if mask is None:
+            self._selections = dict.fromkeys(parameters, Selection())
+            return
+        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        named = bool(names)
+        if not named:
+            names = [*mask.shapes, *(f"parameter {number}" for number in range(len(mask.shapes), len(parameters)))]
+        shapes = {name: tuple(one.shape) for name, one in zip(names, parameters, strict=named)}
+        if named and shapes.keys().isdisjoint(mask.shapes):
+            raise InputError(f"the mask belongs to another model or phase: it has no {names[0]}, nor any other tensor")
+        mask.must_fit({name: shapes.get(name, mask.shapes[name]) for name in mask.shapes} if named else shapes)
+        self._selections = {
+            parameter: Selection.of(mask[name].to(parameter.device)) if name in mask.shapes else None
+            for name, parameter in zip(names, parameters, strict=True)
+        }
+
+    def _parameters(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
+        return ((group, parameter) for group in self.param_groups for parameter in group["params"])
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of all parameters, for a mask that needs no names of them."""
+        return {str(number): tuple(parameter.shape) for number, (_, parameter) in enumerate(self._parameters())}
+
+
+def _positions(chosen: Tensor) -> Tensor:
+    return chosen.flatten().nonzero().flatten().int()
+
+
+def _known(momentum: str) -> str:
+    if momentum not in get_args(Handover):
+        raise ValueError(f"momentum is one of {', '.join(get_args(Handover))}, not {momentum}")
+    return momentum

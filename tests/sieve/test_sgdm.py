@@ -1,0 +1,448 @@
+"""SparseSGDM against torch.optim.SGD, and against loops over dense tensors that anyone can check."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedsieve.errors import InputError
+from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.sgdm import Selection, SparseSGDM
+
+SHAPES = {"one": (1,), "single": (), "odd": (7, 13), "vector": (67,), "patches": (5, 3, 4, 4), "wide": (33, 129)}
+OPTIONS: list[dict[str, Any]] = [
+    {"lr": 0.1},
+    {"lr": 0.03, "weight_decay": 0.01},
+    {"lr": 0.1, "momentum": 0.9},
+    {"lr": 0.013, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.02},
+    {"lr": 0.1, "momentum": 0.7, "nesterov": True, "weight_decay": 0.05},
+]
+Parameters = dict[str, nn.Parameter]
+
+
+def draw(seed: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Parameters:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
+
+
+def gradients(steps: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Iterator[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        yield {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def give(parameters: Parameters, gradient: dict[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.grad = gradient[name].clone()
+
+
+def mask_of(active: dict[str, Tensor]) -> Mask:
+    shapes = {name: tuple(one.shape) for name, one in active.items()}
+    return Mask.pack(shapes, torch.cat([one.flatten() for one in active.values()]))
+
+
+def random_mask(density: float, seed: int = 2, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Mask:
+    generator = torch.Generator().manual_seed(seed)
+    return mask_of({name: torch.rand(shape, generator=generator) < density for name, shape in shapes.items()})
+
+
+def row_mask(shapes: dict[str, tuple[int, ...]] = SHAPES) -> Mask:
+    """Every third row of tensors that have rows, nothing of the others."""
+    active = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in shapes.items()}
+    for one in active.values():
+        if one.ndim > 1:
+            one[::3] = True
+    return mask_of(active)
+
+
+def mixed_mask() -> Mask:
+    """All kinds of selections side by side."""
+    sparse, dense, rows = random_mask(0.2), random_mask(0.9), row_mask()
+    kinds = {"one": sparse, "single": Mask.full(SHAPES), "odd": rows, "vector": dense, "patches": sparse, "wide": dense}
+    return mask_of({name: kinds[name][name] for name in SHAPES})
+
+
+MASKS: dict[str, Callable[[], Mask]] = {
+    "single weights": lambda: random_mask(0.15),
+    "mostly active": lambda: random_mask(0.85),
+    "rows": row_mask,
+    "mixed": mixed_mask,
+    "empty": lambda: Mask.empty(SHAPES),
+}
+
+
+def same(one: Parameters, other: Parameters) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("clip_norm", [None, 3.0, 1e6])
+@pytest.mark.parametrize("full", [True, False])
+def test_with_a_full_mask_it_is_sgd_to_the_last_bit(
+    options: dict[str, Any], clip_norm: float | None, full: bool
+) -> None:
+    ours, theirs = draw(), draw()
+    optimizer = SparseSGDM(ours.items(), Mask.full(SHAPES) if full else None, clip_norm=clip_norm, **options)
+    reference = torch.optim.SGD(theirs.values(), **options)
+    for gradient in gradients(12):
+        give(ours, gradient), give(theirs, gradient)
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(theirs.values(), clip_norm)
+        optimizer.step(), reference.step()
+        assert same(ours, theirs)
+    assert not same(ours, draw())
+
+
+def dense_masked_sgd(mask: Mask, options: dict[str, Any], steps: int) -> tuple[Parameters, torch.optim.SGD]:
+    parameters = draw()
+    reference = torch.optim.SGD(parameters.values(), **options)
+    before = {name: one.detach().clone() for name, one in parameters.items()}
+    for gradient in gradients(steps):
+        give(parameters, {name: one * mask[name] for name, one in gradient.items()})
+        reference.step()
+        for name, one in parameters.items():
+            one.data = torch.where(mask[name], one.data, before[name])
+    return parameters, reference
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", MASKS)
+def test_active_weights_are_those_of_dense_masked_sgd(options: dict[str, Any], kind: str) -> None:
+    mask, ours = MASKS[kind](), draw()
+    optimizer = SparseSGDM(ours.items(), mask, **options)
+    for gradient in gradients(8):
+        give(ours, gradient)
+        optimizer.step()
+    theirs, reference = dense_masked_sgd(mask, options, 8)
+    assert same(ours, theirs)
+    for name, before in draw().items():
+        assert torch.equal(ours[name].view(torch.int32)[~mask[name]], before.view(torch.int32)[~mask[name]])
+    if options.get("momentum") and mask.active:
+        state = optimizer.export_momentum()
+        assert torch.equal(state["mask"], mask.bits)
+        buffers = [reference.state[theirs[name]]["momentum_buffer"][mask[name]] for name in SHAPES]
+        assert torch.equal(state["momentum"], torch.cat(buffers))
+
+
+@given(st.floats(0, 1), st.integers(0, 10_000), st.integers(1, 70), st.integers(1, 9))
+def test_any_density_and_size(density: float, seed: int, rows: int, columns: int) -> None:
+    shapes = {"weight": (rows, columns)}
+    mask, ours, theirs = random_mask(density, seed, shapes), draw(seed, shapes), draw(seed, shapes)
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    optimizer, reference = SparseSGDM(ours.values(), mask, **options), torch.optim.SGD(theirs.values(), **options)
+    for gradient in gradients(3, shapes):
+        give(ours, gradient), give(theirs, gradient)
+        optimizer.step(), reference.step()
+    active = mask["weight"]
+    assert torch.equal(ours["weight"][active], theirs["weight"][active])
+    assert torch.equal(ours["weight"][~active], draw(seed, shapes)["weight"][~active])
+
+
+def test_each_mask_gets_its_cheapest_selection() -> None:
+    rows = torch.zeros(6, 4, dtype=torch.bool)
+    rows[[1, 4]] = True
+    selection = Selection.of(rows)
+    assert selection is not None and selection.rows and selection.index is not None
+    assert selection.index.tolist() == [1, 4] and selection.index.dtype == torch.int32
+    assert Selection.of(torch.zeros(6, 4, dtype=torch.bool)) is None
+    assert Selection.of(torch.ones(6, 4, dtype=torch.bool)) == Selection()
+    nearly = torch.ones(6, 4, dtype=torch.bool)
+    nearly[2, 3] = False
+    selection = Selection.of(nearly)
+    assert selection is not None and selection.held is not None and selection.index is None
+    assert selection.held.tolist() == [11]
+    rows[0, 0] = True
+    selection = Selection.of(rows)
+    assert selection is not None and selection.index is not None and not selection.rows
+    assert selection.index.tolist() == [0, 4, 5, 6, 7, 16, 17, 18, 19]
+    vector = Selection.of(torch.tensor([True, False, False]))
+    assert vector is not None and not vector.rows
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_frozen_weights_survive_a_gradient_that_is_not_a_number(decay: float) -> None:
+    for kind in MASKS:
+        mask, ours = MASKS[kind](), draw()
+        optimizer = SparseSGDM(ours.items(), mask, lr=0.1, momentum=0.9, clip_norm=1.0, weight_decay=decay)
+        for gradient in gradients(2):
+            give(ours, {name: torch.full_like(one, torch.nan) for name, one in gradient.items()})
+            optimizer.step()
+        for name, before in draw().items():
+            assert torch.equal(ours[name][~mask[name]], before[~mask[name]])
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.1}, {"rescale": True}, {"weight_decay": 0.1}])
+def test_gradients_are_left_alone(options: dict[str, Any]) -> None:
+    ours, gradient = draw(), next(gradients(1))
+    optimizer = SparseSGDM(ours.items(), mixed_mask(), lr=0.1, momentum=0.9, **options)
+    give(ours, gradient)
+    for _ in range(3):
+        optimizer.step()
+        assert all(torch.equal(ours[name].grad, gradient[name]) for name in SHAPES)  # type: ignore[arg-type]
+
+
+def test_the_norm_counts_active_gradients_after_rescaling() -> None:
+    mask, ours, theirs = mixed_mask(), draw(), draw()
+    optimizer = SparseSGDM(ours.items(), mask, lr=0.1, momentum=0.9, clip_norm=2.0, rescale=True)
+    reference = torch.optim.SGD(theirs.values(), lr=0.1, momentum=0.9)
+    for gradient in gradients(5):
+        give(ours, gradient)
+        give(theirs, {name: one / mask.density * mask[name] for name, one in gradient.items()})
+        assert nn.utils.clip_grad_norm_(theirs.values(), 2.0) > 2
+        optimizer.step(), reference.step()
+    for name in SHAPES:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-6, atol=1e-7)
+
+
+def test_rescaling_alone_is_exact() -> None:
+    mask, ours, theirs = random_mask(0.3), draw(), draw()
+    optimizer, reference = (
+        SparseSGDM(ours.items(), mask, lr=0.1, rescale=True),
+        torch.optim.SGD(theirs.values(), lr=0.1),
+    )
+    for gradient in gradients(3):
+        give(ours, gradient)
+        give(theirs, {name: one / mask.density * mask[name] for name, one in gradient.items()})
+        optimizer.step(), reference.step()
+    assert same(ours, theirs)
+
+
+def bytes_of(thing: Any, seen: set[int]) -> int:
+    """All tensors that can be reached from an object, each once."""
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return thing.untyped_storage().nbytes()
+    if isinstance(thing, dict):
+        return sum(bytes_of(one, seen) for one in thing.values())
+    if isinstance(thing, (list, tuple, set)):
+        return sum(bytes_of(one, seen) for one in thing)
+    return bytes_of(vars(thing), seen) if hasattr(thing, "__dict__") and not callable(thing) else 0
+
+
+@pytest.mark.parametrize("structure", ["unstructured", "rows", "uneven"])
+def test_memory_at_ninety_percent_sparsity(structure: str) -> None:
+    shapes = {"first": (400, 300), "second": (300, 400), "bias": (400,)}
+    parameters, generator = draw(shapes=shapes), torch.Generator().manual_seed(3)
+    active = {name: torch.rand(shape, generator=generator) < 0.1 for name, shape in shapes.items()}
+    if structure == "rows":
+        active = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in shapes.items()}
+        active["first"][:40], active["second"][5:35] = True, True
+    if structure == "uneven":  # nearly all in one part of one tensor, at the worst density for a single index
+        active = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in shapes.items()}
+        active["first"] = torch.rand(shapes["first"], generator=generator) < 0.19
+        active["bias"] = torch.rand(shapes["bias"], generator=generator) < 0.68
+    mask = mask_of(active)
+    assert mask.density == pytest.approx(0.1, rel=0.05)
+    optimizer = SparseSGDM(parameters.items(), mask, lr=0.1, momentum=0.9)
+    give(parameters, next(gradients(1, shapes)))
+    optimizer.step()
+    seen = {id(one) for one in parameters.values()}
+    own = bytes_of({key: value for key, value in vars(optimizer).items() if key != "state"}, seen)
+    own += bytes_of(dict(optimizer.state), seen)
+    assert 0.1 * 4 * mask.size * 0.9 < own <= 0.21 * 4 * mask.size * mask.density / 0.1
+    if structure == "rows":
+        assert own < 0.11 * 4 * mask.size
+    without = SparseSGDM(parameters.items(), mask, lr=0.1)
+    without.step()
+    assert not without.state
+
+
+def naive(masks: list[Mask], handover: str, momentum: float, dampening: float = 0.0, decay: float = 0.0) -> Parameters:
+    """Five steps with each mask, v and the mask being dense: Algorithm 1 if "leak"."""
+    parameters, velocity = draw(), {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    stream = gradients(5 * len(masks))
+    for before, mask in zip([None, *masks], masks, strict=False):
+        for name in SHAPES:
+            velocity[name] *= 1 if handover == "leak" else 0 if handover == "reset" else mask[name]
+        nothing_kept = handover == "carry" and before is not None and before.active == 0
+        fresh = before is None or handover == "reset" or nothing_kept
+        for _ in range(5):
+            for name, gradient in next(stream).items():
+                step = (gradient + decay * parameters[name].detach()) * mask[name]
+                velocity[name] = momentum * velocity[name] + (1 if fresh else 1 - dampening) * step
+                parameters[name].data -= 0.1 * velocity[name]
+            fresh = False
+    return parameters
+
+
+REDRAWN = {
+    "single weights": lambda: [random_mask(0.2, seed) for seed in range(4)],
+    "mostly active": lambda: [random_mask(0.9, seed) for seed in range(4)],
+    "rows and others": lambda: [row_mask(), random_mask(0.2), Mask.empty(SHAPES), row_mask(), Mask.full(SHAPES)],
+    "union grows to most": lambda: [random_mask(0.6, 0), random_mask(0.6, 1), random_mask(0.02, 2), mixed_mask()],
+}
+
+
+@pytest.mark.parametrize("kind", REDRAWN)
+@pytest.mark.parametrize("handover", ["reset", "carry", "leak"])
+@pytest.mark.parametrize("settings", [{}, {"dampening": 0.4, "weight_decay": 0.1}])
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_redrawn_mask(kind: str, handover: Any, settings: dict[str, float], cut: bool) -> None:
+    """`cut`: a new optimizer for each mask, with the momentum handed over as a file would."""
+    masks, ours = REDRAWN[kind](), draw()
+    stream = gradients(5 * len(masks))
+    optimizer = SparseSGDM(ours.items(), masks[0], lr=0.1, momentum=0.9, **settings)
+    for number, mask in enumerate(masks):
+        if number and cut:
+            state = {name: one.clone() for name, one in optimizer.export_momentum().items()}
+            optimizer = SparseSGDM(ours.items(), mask, lr=0.1, momentum=0.9, **settings)
+            optimizer.import_momentum(state, handover)
+        elif number:
+            optimizer.set_mask(mask, handover)
+        for _ in range(5):
+            give(ours, next(stream))
+            optimizer.step()
+    expected = naive(masks, handover, 0.9, settings.get("dampening", 0.0), settings.get("weight_decay", 0.0))
+    for name in SHAPES:
+        torch.testing.assert_close(ours[name], expected[name], rtol=2e-6, atol=1e-6)
+
+
+def test_leak_moves_frozen_weights_and_carry_does_not() -> None:
+    first, second = random_mask(0.5, 0), random_mask(0.5, 1)
+    left = first - second
+    for handover, moves in (("carry", False), ("leak", True)):
+        ours = draw()
+        optimizer = SparseSGDM(ours.items(), first, lr=0.1, momentum=0.9)
+        give(ours, next(gradients(1)))
+        optimizer.step()
+        optimizer.set_mask(second, handover)  # type: ignore[arg-type]
+        before = {name: one.detach().clone() for name, one in ours.items()}
+        optimizer.step()
+        for name, one in ours.items():
+            assert bool((one != before[name])[left[name]].all()) is moves or not left[name].any()
+
+
+def test_leak_goes_on_where_no_gradient_is_computed_any_more() -> None:
+    ours, rest = draw(), {**{name: Mask.full(SHAPES)[name] for name in SHAPES}, "wide": torch.zeros(33, 129) > 0}
+    optimizer = SparseSGDM(ours.items(), None, lr=0.1, momentum=0.5)
+    gradient = next(gradients(1))
+    give(ours, gradient)
+    optimizer.step()
+    optimizer.set_mask(mask_of(rest), "leak")
+    ours["wide"].grad = None  # as `only_active` does it
+    optimizer.step()
+    torch.testing.assert_close(ours["wide"], draw()["wide"] - 0.1 * 1.5 * gradient["wide"])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_run_cut_in_two_is_the_uncut_one(options: dict[str, Any]) -> None:
+    for mask in (None, mixed_mask()):
+        whole, cut = draw(), draw()
+        uncut, optimizer = SparseSGDM(whole.items(), mask, **options), SparseSGDM(cut.items(), mask, **options)
+        assert optimizer.export_momentum() == {}
+        for number, gradient in enumerate(gradients(8)):
+            if number == 4:
+                state = optimizer.export_momentum()
+                assert bool(state) is ("momentum" in options)
+                optimizer = SparseSGDM(cut.items(), mask, **options)
+                optimizer.import_momentum(state, "carry")
+            give(whole, gradient), give(cut, gradient)
+            uncut.step(), optimizer.step()
+        assert same(whole, cut)
+
+
+def test_an_imported_momentum_must_fit() -> None:
+    ours = draw()
+    optimizer = SparseSGDM(ours.items(), None, lr=0.1, momentum=0.9)
+    give(ours, next(gradients(1)))
+    optimizer.step()
+    state = optimizer.export_momentum()
+    with pytest.raises((ValueError, RuntimeError)):
+        optimizer.import_momentum({**state, "momentum": state["momentum"][1:]}, "carry")
+    with pytest.raises(ValueError, match="bytes of bits"):
+        optimizer.import_momentum({**state, "mask": state["mask"][1:]}, "carry")
+    with pytest.raises(ValueError, match="one of reset, carry, leak, not keep"):
+        optimizer.set_mask(None, "keep")  # type: ignore[arg-type]
+
+
+def test_state_dict_round_trip() -> None:
+    whole, cut, mask = draw(), draw(), mixed_mask()
+    options = OPTIONS[3]
+    uncut, optimizer = SparseSGDM(whole.items(), mask, **options), SparseSGDM(cut.items(), mask, **options)
+    for number, gradient in enumerate(gradients(8)):
+        if number == 4:
+            state = optimizer.state_dict()
+            optimizer = SparseSGDM(cut.items(), mask, lr=9.0, momentum=0.1)
+            optimizer.load_state_dict(state)
+        give(whole, gradient), give(cut, gradient)
+        uncut.step(), optimizer.step()
+    assert same(whole, cut)
+
+
+def test_parameters_are_matched_by_name_or_by_order() -> None:
+    mask, by_name, by_order = random_mask(0.3), draw(), draw()
+    extra = nn.Parameter(torch.ones(3))
+    reordered = [("unknown", extra), *reversed(by_name.items())]
+    named, ordered = SparseSGDM(reordered, mask, lr=0.1), SparseSGDM(list(by_order.values()), mask, lr=0.1)
+    gradient = next(gradients(1))
+    give(by_name, gradient), give(by_order, gradient)
+    extra.grad = torch.ones(3)
+    named.step(), ordered.step()
+    assert same(by_name, by_order) and torch.equal(extra, torch.ones(3))
+    with pytest.raises(InputError, match="odd is 7 x 13 in it, and 7 x 12 here"):
+        SparseSGDM([("odd", nn.Parameter(torch.ones(7, 12)))], mask, lr=0.1)
+    with pytest.raises(InputError, match="single is a single number in it, and 7 x 13 here"):
+        SparseSGDM([by_name["one"], by_name["odd"]], mask, lr=0.1)
+    with pytest.raises(InputError, match="no odd here"):
+        SparseSGDM([by_name["one"], by_name["single"]], mask, lr=0.1)
+    with pytest.raises(InputError, match="no parameter 6 in it"):
+        SparseSGDM([*by_name.values(), extra], mask, lr=0.1)
+    with pytest.raises(InputError, match="nor any other"):
+        SparseSGDM([("model.odd", by_name["odd"])], mask, lr=0.1)
+
+
+def test_groups_have_settings_of_their_own() -> None:
+    ours, theirs = draw(), draw()
+
+    def groups(of: Parameters) -> list[dict[str, Any]]:
+        return [{"params": [of["odd"], of["wide"]], "lr": 0.5}, {"params": [of["vector"]], "momentum": 0.0}]
+
+    optimizer, reference = SparseSGDM(groups(ours), lr=0.1, momentum=0.9), torch.optim.SGD(groups(theirs), 0.1, 0.9)
+    for gradient in gradients(3):
+        give(ours, gradient), give(theirs, gradient)
+        optimizer.step(), reference.step()
+    assert same(ours, theirs)
+
+
+def test_a_sparse_gradient_of_rows_is_taken_as_the_dense_one() -> None:
+    shapes = {"weight": (9, 5)}
+    mask, options = row_mask(shapes), {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.5}
+    for other in (mask, random_mask(0.4, 0, shapes), Mask.full(shapes)):  # the last two: rows are not what it wants
+        sparse, dense = draw(shapes=shapes), draw(shapes=shapes)
+        ours, theirs = SparseSGDM(sparse.items(), other, **options), SparseSGDM(dense.items(), other, **options)
+        for gradient in gradients(4, shapes):
+            rows = torch.tensor([0, 3, 6])
+            values = gradient["weight"][rows]
+            only_rows = torch.sparse_coo_tensor(rows[None], values, (9, 5), is_coalesced=True, check_invariants=False)
+            sparse["weight"].grad, dense["weight"].grad = only_rows, only_rows.to_dense()
+            ours.step(), theirs.step()
+            assert torch.equal(sparse["weight"].grad.values(), gradient["weight"][rows])  # type: ignore[union-attr]
+        assert same(sparse, dense)
+
+
+def test_missing_gradients_and_closures() -> None:
+    ours = draw()
+    optimizer = SparseSGDM(ours.items(), random_mask(0.5), lr=0.1, momentum=0.9, clip_norm=1.0)
+    optimizer.step()
+    assert same(ours, draw()) and not optimizer.export_momentum()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = (ours["wide"] ** 2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == (draw()["wide"] ** 2).sum()
+    assert not torch.equal(ours["wide"], draw()["wide"]) and torch.equal(ours["odd"], draw()["odd"])
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"lr": 1.0, "momentum": -1.0}, {"lr": 1.0, "nesterov": True}])
+def test_wrong_settings(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"negative|nesterov"):
+        SparseSGDM(draw().items(), **wrong)
