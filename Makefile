@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test clean
+.PHONY: demo test bench clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -12,6 +12,9 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+bench: .venv/installed
+	$(BIN)/python bench/sieve.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -10,6 +10,7 @@ import torch
 from hypothesis import settings
 from safetensors.torch import save_file
 
+from fedsieve.cli import main
 from fedsieve.config import Experiment
 from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.vit import ViT, ViTShape, initialize
@@ -75,3 +76,19 @@ phases:
     local: {{steps: 3, batch_size: 16, lr: 0.005}}
 """
     return lambda *overrides: parse_experiment(text, "test.yaml", overrides)
+
+
+@pytest.fixture
+def fedsieve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable:
+    """Run a command in an empty folder: (exit code, what it printed, what it said of errors)."""
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return command

@@ -13,26 +13,11 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from fedsieve.cli import main
 from fedsieve.config import Experiment
+from fedsieve.model.backbone import load_backbone
+from fedsieve.sieve.mask import Mask
 
 Maker = Callable[..., Experiment]
-
-
-@pytest.fixture
-def fedsieve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Callable:
-    """Run a command in an empty folder: (exit code, what it printed, what it said of errors)."""
-    place = tmp_path / "place"
-    place.mkdir()
-    monkeypatch.chdir(place)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(arguments))
-        printed = capsys.readouterr()
-        return int(ended.value.code or 0), printed.out, printed.err
-
-    return command
 
 
 @pytest.fixture
@@ -160,11 +145,58 @@ BAD = {
     "infinite rate": (lambda t, b: ["phases.0.local.lr=.inf"], ["phases.0.local.lr", "finite"]),
     "npz without labels": (lambda t, b: [f"data.path={npz_without_labels(t / 'x.npz')}"], ["no array y_train"]),
     "validation leaves nothing": (lambda t, b: ["data.validation=0.999"], ["leaves nothing to train on"]),
+    "all frozen": (lambda t, b: ["phases.1.mask={sparsity: 1.0}"], ["phases.1.mask.sparsity is 1.0", "less than 1"]),
+    "negative sparsity": (
+        lambda t, b: ["phases.1.mask={sparsity: -0.1}"],
+        ["phases.1.mask.sparsity is -0.1", "greater than or equal to 0"],
+    ),
+    "no sparsity": (lambda t, b: ["phases.1.mask={}"], ["give sparsity", "such as 0.9"]),
+    "unknown rule": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, rule: least}"],
+        ["no rule 'least'", "least_sensitive, most_sensitive, smallest_magnitude, largest_magnitude, random"],
+    ),
+    "unknown kind of layer": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, only: [attn]}"],
+        ["'attn'", "attention or mlp or norm or scale or patch or tokens or head", "did you mean 'attention'"],
+    ),
+    "no calibration round": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, calibration_rounds: 0}"],
+        ["calibration_rounds is 0", "greater than or equal to 1"],
+    ),
+    "an epoch's mask for all": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, refresh: epoch, scope: federated}"],
+        ["needs scope: client", "nobody else has its weights and data"],
+    ),
+    "nothing left to train": (
+        lambda t, b: ["phases.0.mask={sparsity: 0.9, only: [mlp, norm]}"],
+        ["[mlp, norm] leaves nothing to train", "`train` has head"],
+    ),
+    "mask of another model": (
+        lambda t, b: [f"phases.1.mask={{file: {foreign_mask(t / 'mask.safetensors', b)}}}"],
+        ["mask.safetensors", "backbone.blocks.0.norm1.weight is 63 in it, and 64 here"],
+    ),
+    "no mask file": (lambda t, b: [f"phases.1.mask={{file: {b}}}"], ["is no mask", "fedsieve mask"]),
+    "bernoulli of a score": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, draw: bernoulli}"],
+        ["bernoulli goes with rule: random"],
+    ),
+    "a share of whole tensors": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, unit: tensor, across: tensor}"],
+        ["use across: model"],
+    ),
     "no such partitioner": (
         lambda t, b: ["clients.split={kind: flwr, partitioner: IdPartitioner}"],
         ["IdPartitioner", "IidPartitioner"],
     ),
 }
+
+
+def foreign_mask(path: Path, backbone: Path) -> Path:
+    """A mask of a model that differs from the small one in one tensor."""
+    named = load_backbone(str(backbone), 16).named_parameters()
+    shapes = {f"backbone.{name}": tuple(parameter.shape) for name, parameter in named}
+    Mask.full({**shapes, "backbone.blocks.0.norm1.weight": (63,)}).save(path)
+    return path
 
 
 def npz_without_labels(path: Path) -> Path:
@@ -217,5 +249,5 @@ def test_help_is_quick() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert time.monotonic() - started < 5
     assert printed.splitlines()[-1] == "[]"
-    for command in ("run", "presets", "show", "split", "evaluate", "export", "cache", "demo"):
+    for command in ("run", "presets", "show", "split", "evaluate", "export", "cache", "demo", "mask"):
         assert command in printed

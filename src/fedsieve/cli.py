@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from fedsieve.errors import InputError, RunError
 
@@ -19,6 +20,23 @@ app = typer.Typer(
 )
 cache_app = typer.Typer(help="The cache of downloads and features.")
 app.add_typer(cache_app, name="cache")
+
+
+class CalibrateUnlessSaid(TyperGroup):
+    """`fedsieve mask EXPERIMENT` means `fedsieve mask calibrate EXPERIMENT`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        said = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if said else ["calibrate", *args])
+
+
+mask_app = typer.Typer(
+    cls=CalibrateUnlessSaid,
+    subcommand_metavar="EXPERIMENT [KEY=VALUE]... | compare A B",
+    help="Calibrate the mask of a phase and show where it lets weights change, or compare two masks. "
+    "`fedsieve mask EXPERIMENT` is short for `fedsieve mask calibrate EXPERIMENT`.",
+)
+app.add_typer(mask_app, name="mask")
 
 ExperimentArgument = Annotated[
     str, typer.Argument(metavar="EXPERIMENT", help="A preset's name (see `fedsieve presets`) or a YAML file.")
@@ -145,6 +163,70 @@ def demo(
     run_demo(out, _console())
 
 
+@mask_app.command("calibrate")
+def mask_calibrate(
+    experiment: ExperimentArgument,
+    overrides: OverridesArgument = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder under runs/.")
+    ] = None,
+    phase: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose mask; default: the first phase that has one.")
+    ] = None,
+    client: Annotated[int, typer.Option(metavar="N", help="Whose mask, where each client has its own.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Calibrate the mask of a phase as a run would, save it, and show how dense it is where.
+
+    The phases before it are run first, into DIR/before; with the same --out they are not run again.
+    """
+    from fedsieve.experiment_file import load_experiment
+
+    settings = load_experiment(experiment, overrides or [])
+    folder = out or _new_folder(f"{Path(experiment).stem}-mask")
+    from fedsieve.calibration import calibrate_phase, density
+    from fedsieve.report.plots import plot_density
+    from fedsieve.report.progress import ProgressBar
+    from fedsieve.report.tables import layers_table
+
+    console = _console(stderr=as_json)  # so that data is all there is to read
+    with ProgressBar(console, f"what comes before the mask into {folder / 'before'}") as bar:
+        mask = calibrate_phase(settings, folder, phase, client, bar)
+    layers = density(mask)
+    plot_density(layers, folder / "density.png")
+    if as_json:
+        figures = {"density": mask.density, "active": mask.active, "size": mask.size, "tensors": mask.densities()}
+        print(json.dumps({**figures, "blocks": layers.blocks, "rest": layers.rest}))
+        return
+    console.print(layers_table(layers, f"{mask.active:,} of {mask.size:,} weights may change"))
+    console.print(f"written to {folder}: mask.safetensors and density.png", soft_wrap=True)
+
+
+@mask_app.command("compare")
+def mask_compare(
+    one: Annotated[Path, typer.Argument(metavar="A", help="A mask's file, or a folder that `fedsieve mask` wrote.")],
+    other: Annotated[Path, typer.Argument(metavar="B", help="Another of the same model and phase.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show how much two masks have in common: weights in both over weights in either (Jaccard index)."""
+    from fedsieve.calibration import load_mask, overlap
+
+    first, second = load_mask(one), load_mask(other)
+    second.must_fit(first.shapes, str(other))
+    layers = overlap(first, second)
+    if as_json:
+        figures = {"overlap": layers.total, "densities": [first.density, second.density]}
+        tensors = first.overlaps(second)
+        print(json.dumps({**figures, "tensors": tensors, "blocks": layers.blocks, "rest": layers.rest}))
+        return
+    from fedsieve.report.tables import layers_table, percent
+
+    console = _console()
+    console.print(layers_table(layers, "overlap: weights in both over weights in either"))
+    console.print(f"density {percent(first.density)}: {one}", soft_wrap=True)
+    console.print(f"density {percent(second.density)}: {other}", soft_wrap=True)
+
+
 @cache_app.command("show")
 def cache_show() -> None:
     """Say where the cache is and how much is in it."""
@@ -163,10 +245,10 @@ def cache_clear() -> None:
     print(f"{cache_folder()}: {size(clear())} freed")
 
 
-def _console() -> "Console":
+def _console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
-    return Console(highlight=False, markup=False)  # paths and class names may hold brackets
+    return Console(highlight=False, markup=False, stderr=stderr)  # paths and class names may hold brackets
 
 
 def _new_folder(name: str) -> Path:
@@ -193,7 +275,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except USAGE_ERROR as error:
         code = _fail(f"{error.format_message()} See 'fedsieve --help'.", 2)
     if code == 130:  # typer has swallowed Ctrl-C
-        _fail("interrupted; the same command with --resume and --out goes on", 130)
+        _fail("interrupted; the same command with --out (and --resume, for a run) goes on", 130)
     sys.exit(code or 0)
 
 

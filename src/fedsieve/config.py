@@ -286,6 +286,11 @@ class MaskSettings(Settings):
     def by_sensitivity(self) -> bool:
         return self.rule in BY_SENSITIVITY and self.file is None
 
+    @property
+    def needs_start(self) -> bool:
+        """Whether masks depend on the weights at the phase's start, whenever they are drawn."""
+        return self.refresh == "once" and self.file is None and self.rule != "random"
+
 
 class PhaseSettings(Settings):
     name: str

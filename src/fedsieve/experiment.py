@@ -131,9 +131,11 @@ def run_phase(
     depth = training_depth(experiment, phase, bench)
     context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", experiment.seed)
     if settings.mask is not None:
-        masks, before = masks_of(experiment, phase, bench, depth, folder), scope.read()
+        now = scope.read()
+        start = folder.start_of_phase(settings.name, now).to(bench.device) if settings.mask.needs_start else now
+        masks = masks_of(experiment, phase, bench, depth, start, folder.path / "masks" / settings.name)
         mask = masks.begin_phase()
-        scope.write(before)
+        scope.write(now)
         if mask is not None:  # what it freezes in all rounds need not be computed again
             bench.begin_phase([name for name, count in mask.counts().items() if count])
             depth = training_depth(experiment, phase, bench)
@@ -185,24 +187,17 @@ def training_depth(experiment: Experiment, phase: Phase, bench: Workbench) -> in
     return bench.depth if seen * returns >= held / 2 else 0
 
 
-def masks_of(experiment: Experiment, phase: Phase, bench: Workbench, depth: int, folder: RunFolder) -> Masks:
-    """Where the clients of a phase get their masks from."""
-    settings = phase.settings
+def masks_of(
+    experiment: Experiment, phase: Phase, bench: Workbench, depth: int, start: Tensor, folder: Path | None
+) -> Masks:
+    """Where the clients of a phase get their masks from, with `start` the weights in scope when it began."""
+    settings, note = phase.settings, bench.observer.note
     assert settings.mask is not None
-    drawn_once = settings.mask.refresh == "once" and settings.mask.file is None and settings.mask.rule != "random"
-    start = folder.start_of_phase(settings.name, phase.scope.read()) if drawn_once else phase.scope.read()
-    holders = DataHolders(experiment, bench, settings.mask.fisher.samples * settings.mask.calibration_rounds, depth)
+    samples = settings.mask.fisher.samples * settings.mask.calibration_rounds  # so that each round has fresh ones
+    holders = DataHolders(experiment, bench, samples, depth)
+    network, batch_size = bench.network(depth), settings.local.batch_size
     return Masks(
-        settings.mask,
-        phase.scope,
-        bench.network(depth),
-        settings.local.batch_size,
-        settings.name,
-        experiment.seed,
-        start.to(bench.device),
-        holders,
-        folder.path / "masks" / settings.name,
-        bench.observer.note,
+        settings.mask, phase.scope, network, batch_size, settings.name, experiment.seed, start, holders, folder, note
     )
 
 

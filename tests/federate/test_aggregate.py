@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
 from fedsieve.federate.client import Update
+from fedsieve.sieve.mask import Mask
 
 numbers = st.floats(-100, 100, width=32)
 
@@ -34,3 +35,32 @@ def test_the_order_of_arrival_does_not_matter(order: list[int]) -> None:
             server.add(updates[index])
         results.append(server.finish())
     assert torch.allclose(*results, rtol=0, atol=1e-7)
+
+
+@given(
+    data=st.data(), clients=st.integers(1, 5), buffers=st.integers(0, 2), weighting=st.sampled_from(sorted(WEIGHTINGS))
+)
+def test_masked_updates(data: st.DataObject, clients: int, buffers: int, weighting: str) -> None:
+    """What a mask froze is zero, or does not count: against numpy's weighted means, weight by weight."""
+    shapes, size = {"a": (2, 3), "b": (4,)}, 10
+    weights = torch.arange(size + buffers, dtype=torch.float32)
+    bools = st.lists(st.booleans(), min_size=size, max_size=size)
+    masks = [torch.tensor(data.draw(bools)) for _ in range(clients)]
+    deltas = [
+        torch.tensor(data.draw(st.lists(numbers, min_size=size + buffers, max_size=size + buffers))) for _ in masks
+    ]
+    samples = [data.draw(st.integers(1, 50)) for _ in masks]
+    for only_active in (False, True):
+        server = FedAvg(weights, WEIGHTINGS[weighting], only_active)
+        for client in range(clients):
+            sent = torch.cat((masks[client], torch.ones(buffers, dtype=torch.bool)))
+            mask = Mask.pack(shapes, masks[client])
+            server.add(Update(client, samples[client], {"delta": deltas[client][sent]}, mask=mask))
+        for place, found in enumerate(server.finish()):
+            active = [place >= size or bool(mask[place]) for mask in masks]
+            changes = [float(delta[place]) if on else 0.0 for delta, on in zip(deltas, active, strict=True)]
+            shares = [count if weighting == "samples" else 1 for count in samples]
+            if only_active:
+                shares = [share * on for share, on in zip(shares, active, strict=True)]
+            mean = np.average(changes, weights=shares) if any(shares) else 0.0
+            np.testing.assert_allclose(found, float(weights[place]) + mean, rtol=1e-5, atol=1e-4)

@@ -48,7 +48,7 @@ def outcome(out: Path) -> tuple[str, list[dict]]:
 
 @pytest.fixture
 def file(experiment: Callable[..., Experiment], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An experiment with all that a checkpoint has to hold: momentum carried by clients, and the best weights."""
+    """An experiment with all that a checkpoint has to hold: carried momentum, the best weights, masks."""
     settings = experiment(
         f"phases.0.rounds={HEAD}",
         f"phases.1.rounds={ALL}",
@@ -56,6 +56,7 @@ def file(experiment: Callable[..., Experiment], tmp_path_factory: pytest.TempPat
         "evaluate.keep=best",
         "phases.0.optimizer_state=carry",
         "phases.1.optimizer_state=carry",
+        "phases.1.mask={sparsity: 0.5, calibration_rounds: 2, fisher: {samples: 16}}",
     )
     path = tmp_path_factory.mktemp("killed") / "experiment.yaml"
     path.write_text(settings.to_yaml())

@@ -379,5 +379,5 @@ def test_a_million_weights_take_little_time(kind: str) -> None:
     expected[np.argsort(scores, kind="stable")[:100_000]] = True
     start = time.perf_counter()
     mask = choose(torch.from_numpy(scores), 0.1, {"matrix": (1000, 1000)}, keep_alive=1)
-    assert time.perf_counter() - start < 0.5  # 0.03 s; a quadratic selection takes half a minute
+    assert time.perf_counter() - start < 2  # 0.03 s; a quadratic selection takes half a minute
     assert np.array_equal(mask.unpack().numpy(), expected)

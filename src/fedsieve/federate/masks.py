@@ -70,7 +70,8 @@ class Masks:
         """The mask of a client for one of its local epochs (the first unless masks are drawn for each)."""
         if self.settings.refresh == "epoch":
             sources = [data] if not self.settings.is_shared else []
-            return self._calibrated(sources, None, broadcast.round, epoch)
+            now = broadcast.weights if epoch == 0 else None  # later on, as this client has trained them
+            return self._calibrated(sources, now, broadcast.round, epoch)
         if self.settings.is_shared:
             assert self._shared is not None
             return self._shared

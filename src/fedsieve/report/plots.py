@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib
 
@@ -11,7 +11,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from fedsieve.errors import InputError
+from fedsieve.report.tables import percent
 from fedsieve.runs.atomic import written_atomically
+
+if TYPE_CHECKING:
+    from fedsieve.calibration import Layers
 
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5"]
 
@@ -54,6 +58,33 @@ def plot_split(counts: np.ndarray, path: Path) -> None:
         f"{int(counts.sum()):,} samples, {counts.shape[0]:,} clients, {counts.shape[1]:,} classes", loc="left"
     )
     figure.colorbar(picture, label="samples", shrink=0.8)
+    _save(figure, path)
+
+
+def plot_density(layers: "Layers", path: Path) -> None:
+    """Where a mask lets weights change: one row per block, one column per layer, darker is denser."""
+    rows = {str(block): dict(row) for block, row in layers.blocks.items()}
+    title = [f"{percent(layers.total)} of the weights may change"]
+    for row in rows.values():
+        del row["all"]
+    if rows:
+        title.append(", ".join(f"{name} {percent(share)}" for name, share in layers.rest.items() if share is not None))
+    else:
+        rows = {name: {"all": share} for name, share in layers.rest.items()}
+    columns = list(next(iter(rows.values())))
+    cells = np.array([[np.nan if share is None else share for share in row.values()] for row in rows.values()])
+    figure, axis = plt.subplots(figsize=(4 + 0.6 * len(columns), 1.6 + 0.36 * len(rows)), layout="constrained")
+    axis.set_facecolor("#eeeeee")  # of what the mask does not cover
+    top = float(np.nanmax(cells, initial=0)) or 1.0
+    picture = axis.imshow(cells, aspect="auto", cmap="viridis_r", interpolation="nearest", vmin=0, vmax=top)
+    for (row, column), share in np.ndenumerate(cells):
+        colour = "white" if share > 0.5 * top else "black"  # to be read on dark and on light
+        axis.text(column, row, percent(None if np.isnan(share) else share), ha="center", va="center", color=colour)
+    axis.set_xticks(range(len(columns)), columns)
+    axis.set_yticks(range(len(rows)), list(rows))
+    axis.set_ylabel("block" if layers.blocks else "")
+    axis.set_title("\n".join(filter(None, title)), loc="left", fontsize="medium")
+    figure.colorbar(picture, label="may change", format=matplotlib.ticker.PercentFormatter(1.0))
     _save(figure, path)
 
 

@@ -1,11 +1,14 @@
 """Tables for the terminal."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
+    from fedsieve.calibration import Layers
 
 
 def percent(value: float | None) -> str:
@@ -92,4 +95,20 @@ def split_table(counts: np.ndarray, classes: Sequence[str], limit: int = 20) -> 
         table.add_row(str(client), f"{row.sum():,}", str(len(held)), Text(names + more))  # a name may hold brackets
     if len(counts) > limit:
         table.add_row("…", "", "", f"{len(counts) - limit:,} more clients; --json has all")
+    return table
+
+
+def layers_table(layers: "Layers", title: str) -> Table:
+    """A mask layer by layer: one row for each block, then what is not in blocks, then the whole."""
+
+    def short(value: float | None) -> str:
+        return percent(value).replace("100.0%", "100%")  # so that nine columns fit into 80 characters
+
+    columns = list(next(iter(layers.blocks.values()), ["all"]))
+    table = _table(["block" if layers.blocks else "layers", *columns], title)
+    for block, row in layers.blocks.items():
+        table.add_row(str(block), *map(short, row.values()))
+    table.add_section()
+    for name, value in [*layers.rest.items(), ("total", layers.total)]:
+        table.add_row(name, *[""] * (len(columns) - 1), short(value))
     return table

@@ -151,23 +151,24 @@ class Mask:
 
     # Files.
 
-    def save(self, path: Path) -> None:
-        shapes = json.dumps(self.shapes)
-        with written_atomically(path) as partial:
-            save_file({"bits": self.bits}, partial, metadata={"shapes": shapes, "digest": _digest(shapes, self.bits)})
+    def save(self, path: str | Path) -> None:
+        about = json.dumps({"shapes": self.shapes, "digest": _digest(self.shapes, self.bits)})
+        with written_atomically(Path(path)) as partial:
+            save_file({"bits": self.bits}, partial, metadata={"mask": about})  # one key: their order is left to chance
 
     @staticmethod
-    def load(path: Path) -> "Mask":
+    def load(path: str | Path) -> "Mask":
         """Read a mask; InputError if the file is none, or not as it was written."""
         try:
             with safe_open(path, framework="pt") as file:
-                metadata, bits = file.metadata() or {}, file.get_tensor("bits").clone()  # not a view of the file
-            shapes = {name: tuple(shape) for name, shape in json.loads(metadata["shapes"]).items()}
-            if _digest(metadata["shapes"], bits) == metadata["digest"]:
+                about = json.loads((file.metadata() or {})["mask"])
+                bits = file.get_tensor("bits").clone()  # not a view of the file
+            shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
+            if _digest(shapes, bits) == about["digest"]:
                 return Mask(shapes, bits)
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError):
             pass
-        raise InputError(f"{path} is no mask, or a damaged one; give a file made by `fedsieve mask`") from None
+        raise InputError(f"{path} is no mask, or a damaged one; give a file made by `fedsieve mask`")
 
 
 def _unpack(bits: np.ndarray, start: int, stop: int) -> np.ndarray:
@@ -188,7 +189,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
-def _digest(shapes: str, bits: Tensor) -> str:
-    digest = hashlib.sha256(shapes.encode())
+def _digest(shapes: Shapes, bits: Tensor) -> str:
+    digest = hashlib.sha256(json.dumps(shapes).encode())
     digest.update(bits.numpy().data)
     return digest.hexdigest()
