@@ -157,7 +157,7 @@ def export(
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write.")] = Path("demo"),
 ) -> None:
-    """Compare centralized, IID and non-IID training on embedded data, in about two minutes."""
+    """Compare dense and sparse fine-tuning, centralized, IID and non-IID, on embedded data, in a few minutes."""
     from fedsieve.report.demo import run_demo
 
     run_demo(out, _console())

@@ -191,13 +191,21 @@ def masks_of(
     experiment: Experiment, phase: Phase, bench: Workbench, depth: int, start: Tensor, folder: Path | None
 ) -> Masks:
     """Where the clients of a phase get their masks from, with `start` the weights in scope when it began."""
-    settings, note = phase.settings, bench.observer.note
+    settings = phase.settings
     assert settings.mask is not None
     samples = settings.mask.fisher.samples * settings.mask.calibration_rounds  # so that each round has fresh ones
-    holders = DataHolders(experiment, bench, samples, depth)
-    network, batch_size = bench.network(depth), settings.local.batch_size
     return Masks(
-        settings.mask, phase.scope, network, batch_size, settings.name, experiment.seed, start, holders, folder, note
+        settings.mask,
+        phase.scope,
+        bench.network(depth),
+        settings.local.batch_size,
+        settings.name,
+        experiment.seed,
+        start,
+        DataHolders(experiment, bench, samples, depth),
+        folder,
+        bench.observer.note,
+        bench.observer.calibration,
     )
 
 

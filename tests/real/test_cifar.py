@@ -17,6 +17,8 @@ from fedsieve.data.transform import Transform
 from fedsieve.experiment import run
 from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.backbone import load_backbone
+from fedsieve.model.classifier import load_classifier
+from fedsieve.sieve.sensitivity import sensitivity
 
 ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS", Path(__file__).parents[2] / "../shared")).resolve()
 CIFAR = ASSETS / "data" / "cifar-100-python"
@@ -56,6 +58,44 @@ model: {{backbone: {WEIGHTS}, head: {{ridge: {{penalty: 1000}}}}}}
 clients: {{count: 10, split: {{kind: classes, per_client: 2}}}}
 """)
     assert run(experiment, tmp_path / "run")["test_accuracy"] > 0.55
+
+
+def test_sensitivity_of_a_pretrained_vit_s(cifar: Dataset) -> None:
+    """Whole batches against one backward per sample, on real images and weights."""
+    transform = Transform(DataSettings(image_size=56, normalize="imagenet"), cifar.train)
+    network = torch.nn.Sequential(load_backbone(str(WEIGHTS), 56), torch.nn.Linear(384, 100))
+    inputs, labels = transform.evaluation(cifar.train.images[:3]), cifar.train.labels[:3]
+    found, count = sensitivity(network, dict(network.named_parameters()), [(inputs, labels)], "empirical")
+    expected = torch.zeros_like(found)
+    for one in range(3):
+        loss = torch.nn.functional.cross_entropy(network(inputs[one : one + 1]), labels[one : one + 1])
+        expected += torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(network.parameters()))]) ** 2
+    assert count == 3
+    assert float((found - expected).norm() / expected.norm()) < 1e-4
+
+
+def test_editing_the_last_blocks_of_a_pretrained_vit_s(cifar: Dataset, tmp_path: Path) -> None:
+    """Head, then rows of two blocks on the cached output of the others: better, and nothing else has changed."""
+    data = subset(cifar, tmp_path / "ten.npz", train=30, test=20, classes=10)
+    experiment = parse_experiment(f"""
+data: {{name: npz, path: {data}, image_size: 56, validation: 0, normalize: imagenet}}
+model: {{backbone: {WEIGHTS}, head: {{ridge: {{penalty: 1000}}}}}}
+clients: {{count: 3}}
+phases:
+  - name: edit
+    train: {{blocks: [10, 11]}}
+    rounds: 2
+    local: {{steps: 3, batch_size: 32, lr: 0.01, clip_norm: 1.0}}
+    mask: {{sparsity: 0.9, unit: row, calibration_rounds: 2, fisher: {{samples: 32}}}}
+""")
+    result = run(experiment, tmp_path / "run")
+    head, edit = result["phases"]
+    assert edit["test_loss"] < head["test_loss"]
+    before, after = load_backbone(str(WEIGHTS), 56), load_classifier(tmp_path / "run").backbone
+    for (name, old), new in zip(before.named_parameters(), after.parameters(), strict=True):
+        changed = float((old != new).float().mean())
+        assert 0 < changed < 1 if name.startswith(("blocks.10.", "blocks.11.")) and old.ndim > 1 else True, name
+        assert name.startswith(("blocks.10.", "blocks.11.")) or changed == 0, name
 
 
 def test_position_embeddings_follow_the_image_size() -> None:

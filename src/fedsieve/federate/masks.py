@@ -42,11 +42,12 @@ class Masks:
         holders: Holders,
         folder: Path | None = None,
         note: Callable[[str], None] = lambda _: None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.settings, self.scope, self.network = settings, scope, network
         self.batch_size, self.phase, self.seed = batch_size, phase, seed
         self.start = start  # the weights in scope at the phase's start
-        self.holders, self.folder, self.note = holders, folder, note
+        self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
         self.shapes = shapes_of(scope.named.items())
         self._shared: Mask | None = None  # of the round under way
         self._noted: set[str] = set()
@@ -106,10 +107,13 @@ class Masks:
             self.scope.write(weights)
         settings = self.settings
         everybody = list(sources)
+        per_round = sum(min(settings.fisher.samples, len(data)) for data in everybody)
+        total_samples, done = settings.calibration_rounds * per_round, 0
         who = everybody[0].client if len(everybody) == 1 else "all"
         place = ("mask", self.phase, who, *address)
 
         def scored(round: int, active: Mask) -> Tensor:
+            nonlocal done
             total, count = None, 0
             for data in everybody:
                 generator = torch_generator(self.seed, *place, round, "labels", data.client)
@@ -123,6 +127,9 @@ class Masks:
                     generator,
                 )
                 total, count = part if total is None else total.add_(part), count + number
+                done += min(settings.fisher.samples, len(data))
+                if settings.is_shared:  # a client's own takes seconds
+                    self.progress(done, total_samples)
             assert total is not None
             return total / count
 

@@ -17,7 +17,7 @@ from fedsieve.workbench import Observer
 
 
 class ProgressBar(Observer):
-    """A bar for the rounds of the whole run, and one for the features while they are computed."""
+    """A bar for the rounds of the whole run, and one for the images while features or a shared mask are computed."""
 
     def __init__(self, console: Console, title: str = "") -> None:
         self.console, self.title = console, title  # the title is printed once nothing can be wrong with the input
@@ -44,9 +44,15 @@ class ProgressBar(Observer):
         self.progress.console.print(f"note: {text}", soft_wrap=True)
 
     def features(self, done: int, total: int) -> None:
-        self._print_tenth("features", done, total, "")
+        self._show_images("features", done, total)
+
+    def calibration(self, done: int, total: int) -> None:
+        self._show_images("calibration", done, total)
+
+    def _show_images(self, label: str, done: int, total: int) -> None:
+        self._print_tenth(label, done, total, "")
         if self.images is None:
-            self.images = self.progress.add_task("features", total=total, status="")
+            self.images = self.progress.add_task(label, total=total, status="")
         self.progress.update(self.images, completed=done, total=total)
         if done >= total:
             self.progress.remove_task(self.images)
