@@ -86,11 +86,12 @@ class Masks:
             return 0, 0
         if round > 1 and self.settings.refresh == "once":
             return 0, 0
-        bits, vector = -(-len(self.start) // 8), 4 * len(self.start)
+        size = sum(one.numel() for one in self.scope.parameters)
+        bits = (size + 7) // 8
         if self.settings.scope != "federated" or not self.settings.by_sensitivity:
             return 0, clients * bits
-        rounds = self.settings.calibration_rounds  # each: weights or mask down, scores up; then the final mask
-        return clients * rounds * vector, clients * (vector + rounds * bits)
+        rounds = self.settings.calibration_rounds  # the weights go down once, then scores up and a mask down each time
+        return clients * rounds * 4 * size, clients * (4 * len(self.start) + rounds * bits)
 
     # How a mask comes about.
 

@@ -8,6 +8,7 @@ by step keeps a whole layer from being taken out by one coarse look at it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from fedsieve.config import FisherSettings, MaskSettings
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
 from fedsieve.sieve.rules import RULES, Evidence
-from fedsieve.sieve.sensitivity import Batches, sensitivity
+from fedsieve.sieve.sensitivity import Batches, must_tell_weights_apart, sensitivity
 
 
 def calibrate_mask(
@@ -40,8 +41,13 @@ def calibrate_mask(
         draws = torch.rand(len(sizes), dtype=torch.float64, generator=generator)
         return draws if settings.unit == "weight" else draws.repeat_interleave(sizes)
 
+    def checked(round: int, active: Mask) -> Tensor:
+        scores = sensitivity(round, active)
+        must_tell_weights_apart(scores, shapes)
+        return scores
+
     for round in range(1, rounds + 1):
-        evidence = Evidence(weights, lambda round=round, active=active: sensitivity(round, active), random)  # type: ignore[misc]
+        evidence = Evidence(weights, partial(checked, round, active), random)
         active = choose(
             RULES[settings.rule](evidence).cpu(),
             density ** (round / rounds),

@@ -12,6 +12,7 @@ carries the whole batch, and at each layer its input and the gradient by its out
 weight gradient, squared and added up at once: no more than one sample's gradient of one layer is ever held.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedsieve.errors import RunError
 from fedsieve.model.vit import LayerScale, ViT
+from fedsieve.sieve.mask import Shapes
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # inputs and labels
 
@@ -39,20 +41,23 @@ def sensitivity(
     """The sum of the squared gradients by `parameters`, laid one after another, and how many were added.
 
     The quotient is F, and the sums of several clients may be added up. The network runs in evaluation mode.
-    RunError if a tensor's scores are not finite, or all zero.
     """
     totals = Totals(parameters)
     with _evaluating(network), torch.enable_grad():
         count = _batch(network, totals, batches) if kind == "batch" else 0
         if kind != "batch":
             count = _per_sample(network, totals, batches, draws if kind == "exact" else 0, generator)
-    for name, parameter in parameters.items():
-        total = totals.of[parameter]
-        if not torch.isfinite(total).all():
-            raise RunError(f"the sensitivity of {name} is not finite; the model's scores or gradients overflow")
-        if not total.any():
-            raise RunError(f"the sensitivity of {name} is zero everywhere, so its weights cannot be told apart")
     return totals.flat, count
+
+
+def must_tell_weights_apart(scores: Tensor, shapes: Shapes) -> None:
+    """RunError that names the first tensor whose scores are not finite, or all zero."""
+    sizes = [math.prod(shape) for shape in shapes.values()]
+    for name, part in zip(shapes, scores.split(sizes), strict=True):
+        if not torch.isfinite(part).all():
+            raise RunError(f"the sensitivity of {name} is not finite; the model's scores or gradients overflow")
+        if not part.any():
+            raise RunError(f"the sensitivity of {name} is zero everywhere, so its weights cannot be told apart")
 
 
 class Totals:
