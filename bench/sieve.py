@@ -199,8 +199,9 @@ def optimizer_memory() -> list[dict[str, Any]]:
     for one in network.parameters():
         one.grad = torch.zeros_like(one)
     optimizer.step()
-    indices = [selection.index for selection in optimizer._selections.values() if selection is not None]
-    held = [one for one in indices if one is not None] + [one["momentum_buffer"] for one in optimizer.state.values()]
+    selections = [vars(selection).values() for selection in optimizer._selections.values() if selection is not None]
+    held = [one for values in selections for one in values if isinstance(one, Tensor)]
+    held += [one["momentum_buffer"] for one in optimizer.state.values()]
     dense = 4 * sum(one.numel() for one in network.parameters())
     share = sum(one.numel() * one.element_size() for one in held) / dense
     return [{"what": "SparseSGDM's state, 90%", "to": "momentum of torch.optim.SGD", "ratio": share, "at_most": 0.21}]

@@ -12,10 +12,9 @@ from fedsieve.federate.client import Broadcast
 from fedsieve.model.checkpoint import fill
 from fedsieve.model.classifier import read_classifier_file
 from fedsieve.model.flat import KINDS, kind_of
-from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.mask import FILE_NAME, Mask
 from fedsieve.workbench import Observer, Workbench
 
-MASK_FILE = "mask.safetensors"  # in the folder that a mask is written to
 BEFORE = "before"  # beside it: the run of the phases before
 
 
@@ -50,7 +49,7 @@ def calibrate_phase(
     except OSError as error:
         raise InputError(f"--out {out} cannot be made ({error.strerror}); give another folder") from None
     mask = first_mask(experiment, planned, bench, client)
-    mask.save(out / MASK_FILE)
+    mask.save(out / FILE_NAME)
     return mask
 
 
@@ -84,7 +83,7 @@ def refuse_unless_free(out: Path) -> None:
         return
     if not out.is_dir():
         raise InputError(f"--out {out} is a file; give the name of a new folder")
-    if (out / MASK_FILE).exists():
+    if (out / FILE_NAME).exists():
         raise InputError(f"--out {out} holds a mask already; give another folder")
     if any(entry.name != BEFORE and not entry.name.startswith(".") for entry in out.iterdir()):
         raise InputError(f"--out {out} holds something else than a mask; give the name of a new folder")
@@ -161,8 +160,3 @@ def _cells(name: str) -> list[Cell]:
     columns = {"qkv": ("q", "k", "v"), "norm1": ("norms",), "norm2": ("norms",), "ls1": ("norms",), "ls2": ("norms",)}
     places = columns.get(layer, (layer,) if layer in LAYERS else ())
     return [(block, column) for column in places] or [("other", "all")]
-
-
-def load_mask(path: Path) -> Mask:
-    """A mask's file, or the one in a folder that `calibrate_phase` wrote."""
-    return Mask.load(path / MASK_FILE if path.is_dir() else path)

@@ -178,7 +178,7 @@ def mask_calibrate(
 ) -> None:
     """Calibrate the mask of a phase as a run would, save it, and show how dense it is where.
 
-    The phases before it are run first, into DIR/before; with the same --out they are not run again.
+    The phases before it are run first, into DIR/before; after an interruption the same command goes on there.
     """
     from fedsieve.experiment_file import load_experiment
 
@@ -209,9 +209,10 @@ def mask_compare(
     as_json: JsonOption = False,
 ) -> None:
     """Show how much two masks have in common: weights in both over weights in either (Jaccard index)."""
-    from fedsieve.calibration import load_mask, overlap
+    from fedsieve.calibration import overlap
+    from fedsieve.sieve.mask import Mask
 
-    first, second = load_mask(one), load_mask(other)
+    first, second = Mask.load(one), Mask.load(other)
     second.must_fit(first.shapes, str(other))
     layers = overlap(first, second)
     if as_json:

@@ -29,7 +29,7 @@ from fedsieve.federate.masks import Masks
 from fedsieve.federate.ridge import RidgeRegression, ridge_statistics
 from fedsieve.federate.select import uniform
 from fedsieve.model.classifier import load_classifier
-from fedsieve.model.features import whole_backbone
+from fedsieve.model.features import feature_depth
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import numpy_generator
 from fedsieve.runs.checkpoint import Checkpoint, Progress
@@ -107,9 +107,13 @@ def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
         regression = lambda _: RidgeRegression(penalty)  # noqa: E731
         phases.append(Phase(once, scope, clients.count, ridge_statistics, regression, augments=False))
     weight_of, only_active = WEIGHTINGS[clients.weighting], clients.combine == "active"
-    for settings in experiment.phases:
+    for number, settings in enumerate(experiment.phases):
         average = lambda weights: FedAvg(weights, weight_of, only_active)  # noqa: E731
-        phases.append(Phase(settings, scope_of(settings, bench), clients.per_round, train_client, average))
+        try:
+            scope = scope_of(settings, bench)
+        except InputError as error:
+            raise InputError(f"phases.{number}.mask.{error}") from None
+        phases.append(Phase(settings, scope, clients.per_round, train_client, average))
     return phases
 
 
@@ -118,7 +122,13 @@ def scope_of(settings: PhaseSettings, bench: Workbench) -> Scope:
     mask = settings.mask
     scope = bench.model.scope(settings.train, mask.only if mask else None)
     if mask is not None and mask.file is not None:
-        Mask.load(Path(mask.file)).must_fit(shapes_of(scope.named.items()), f"mask.file {mask.file}")
+        try:
+            given = Mask.load(mask.file)
+            given.must_fit(shapes_of(scope.named.items()), mask.file)
+        except InputError as error:
+            raise InputError(f"file: {error}") from None
+        if not given.active:
+            raise InputError(f"file: {mask.file} freezes every weight; give one that leaves some to train")
     return scope
 
 
@@ -136,11 +146,12 @@ def run_phase(
         masks = masks_of(experiment, phase, bench, depth, start, folder.path / "masks" / settings.name)
         mask = masks.begin_phase()
         scope.write(now)
-        if mask is not None:  # what it freezes in all rounds need not be computed again
+        if mask is not None and not any(entry.is_buffer for entry in scope.entries):
+            # What it freezes in all rounds need not be computed again (BatchNorm's statistics would move on).
             bench.begin_phase([name for name, count in mask.counts().items() if count])
             depth = training_depth(experiment, phase, bench)
         context = replace(context, masks=masks, network=bench.network(depth))
-    if depth == whole_backbone(bench.classifier):
+    if depth == feature_depth(bench.classifier):
         bench.frozen_outputs(bench.data.train, bench.training, depth)  # now, not in the first round's time
 
     while progress.round < settings.rounds:
@@ -178,7 +189,7 @@ def training_depth(experiment: Experiment, phase: Phase, bench: Workbench) -> in
     """
     if phase.augments and bench.transform.is_random:
         return 0
-    if bench.depth == whole_backbone(bench.classifier):
+    if bench.depth == feature_depth(bench.classifier):
         return bench.depth
     local, clients = phase.settings.local, experiment.clients
     held = len(bench.training) / clients.count
@@ -260,7 +271,7 @@ def run_round(
             aggregator.add(update)
             bytes_up += sum(vector.numel() * vector.element_size() for vector in update.vectors.values())
             if update.mask is not None and not (context.masks and context.masks.settings.is_shared):
-                bytes_up += update.mask.bits.numel()  # the server does not know it yet
+                bytes_up += update.mask.bits.numel()  # the server keeps nobody's mask, so it comes along
             updates.append((update.samples, update.metrics))
             if new_state:
                 changed[client] = new_state

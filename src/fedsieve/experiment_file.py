@@ -149,6 +149,7 @@ EXPECTED = {
     "string_type": "expected text",
     "bool_type": "expected true or false",
     "tuple_type": "expected a list",
+    "too_short": "expected at least one entry",
     "model_type": "expected a group of settings (key: value)",
     "model_attributes_type": "expected a group of settings (key: value)",
     "dict_type": "expected a group of settings (key: value)",

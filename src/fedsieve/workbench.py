@@ -20,7 +20,14 @@ from fedsieve.errors import InputError
 from fedsieve.evaluate import Score, evaluate
 from fedsieve.federate.client import ClientData
 from fedsieve.model.classifier import Classifier, build_classifier
-from fedsieve.model.features import frozen_depth, frozen_fingerprint, frozen_outputs, network_behind, whole_backbone
+from fedsieve.model.features import (
+    feature_depth,
+    frozen_depth,
+    frozen_fingerprint,
+    frozen_outputs,
+    network_behind,
+    worth_keeping,
+)
 from fedsieve.model.flat import FlatModel
 from fedsieve.randomness import numpy_generator
 
@@ -60,6 +67,9 @@ class Workbench:
     def begin_phase(self, active: Iterable[str]) -> None:
         """To be called when the tensors with these names are about to change."""
         self.depth = frozen_depth(self.classifier, active)
+        samples = len(self.data.train) + len(self.data.test)
+        if not worth_keeping(self.classifier, self.depth, samples):
+            self.depth = 0
         self._known.clear()
         self._fingerprints.clear()
 
@@ -68,7 +78,7 @@ class Workbench:
 
     def frozen_outputs(self, samples: Samples, positions: np.ndarray, depth: int) -> Callable[[Tensor], Tensor]:
         """Numbers among `positions` to what `network(depth)` takes."""
-        if depth == whole_backbone(self.classifier):  # features are small: those of all samples are kept, for every use
+        if depth == feature_depth(self.classifier):  # features are small: those of all samples are kept, for every use
             known, where = self._cached(samples, None, depth, self.observer.features), torch.from_numpy(positions)
             return lambda batch: known[where[batch]].to(self.device)
         silent = len(positions) < SLOW

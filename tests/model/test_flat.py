@@ -131,7 +131,6 @@ def test_a_scope_has_exactly_its_names(make: Callable[[], Classifier], train: Tr
     expected = [entry for entry in flat.entries if any(entry.name.startswith(prefix) for prefix in prefixes)]
     assert scope.entries == expected
     assert scope.size == sum(entry.stop - entry.start for entry in expected)
-    assert scope.trains_backbone == any(entry.name.startswith("backbone.") for entry in expected)
     assert [id(one) for one in scope.parameters] == [
         id(flat.module.get_parameter(entry.name)) for entry in expected if not entry.is_buffer
     ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -104,6 +104,7 @@ rules = st.sampled_from(list(RULES))
 units = st.sampled_from(["weight", "row", "tensor"])
 
 
+@example([[2], [42], [22]], "least_sensitive", "weight", "tensor", 0.3, 8, 1, 0)  # shares that grow as the total falls
 @given(
     shapes=st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3), min_size=1, max_size=5),
     rule=rules,

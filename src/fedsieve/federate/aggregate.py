@@ -38,7 +38,8 @@ class FedAvg:
 
     def finish(self) -> Tensor:
         mean = self.sum / self.total.masked_fill(self.total == 0, 1.0)  # nobody's weight: its sum is 0
-        return (self.weights.double() + mean).float()
+        averaged = (self.weights.double() + mean).float()
+        return torch.where(self.sum == 0, self.weights, averaged)  # to the bit: -0.0 + 0.0 would be +0.0
 
 
 WEIGHTINGS: dict[str, Callable[[Update], float]] = {

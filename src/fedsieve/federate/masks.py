@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsieve.config import MaskSettings
-from fedsieve.errors import InputError
+from fedsieve.errors import InputError, RunError
 from fedsieve.federate.client import Broadcast, ClientData
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
@@ -57,7 +57,8 @@ class Masks:
     def begin_phase(self) -> Mask | None:
         """The mask that all clients have in all rounds, if there is one."""
         if self.settings.file is not None:
-            self._shared = Mask.load(Path(self.settings.file))
+            file = self.settings.file  # its copy stays with the run, whatever becomes of it
+            self._shared = self._kept("shared", lambda: Mask.load(file))
         elif self.settings.is_shared and self.settings.refresh == "once":
             self._shared = self._kept("shared", lambda: self._calibrated(self._sources(), self.start))
         return self._shared
@@ -129,14 +130,17 @@ class Masks:
                 )
                 total, count = part if total is None else total.add_(part), count + number
                 done += min(settings.fisher.samples, len(data))
-                if settings.is_shared:  # a client's own takes seconds
+                if settings.is_shared:  # a bar for each client's own would only flicker
                     self.progress(done, total_samples)
             assert total is not None
             return total / count
 
         vector = torch.cat([one.detach().flatten() for one in self.scope.parameters])
-        generator = torch_generator(self.seed, *place)
-        return calibrate_mask(self.shapes, vector, scored, settings, generator)
+        try:
+            return calibrate_mask(self.shapes, vector, scored, settings, torch_generator(self.seed, *place))
+        except RunError as error:
+            whose = "all clients" if settings.is_shared else f"client {who}"
+            raise RunError(f"phase {self.phase}, mask of {whose}: {error}; more fisher.samples may help") from None
 
     def _samples(self, data: ClientData, place: tuple[int | str, ...], round: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A fresh draw of a client's samples, in batches."""

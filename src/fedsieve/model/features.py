@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsieve.cache import cached_array
+from fedsieve.cache import cached_array, size_limit
 from fedsieve.data.load import Samples
 from fedsieve.data.transform import Transform
 from fedsieve.model.backbone import describe
@@ -22,11 +22,11 @@ from fedsieve.model.classifier import Classifier, Tail
 from fedsieve.model.vit import ViT
 
 VERSION = 1  # to be raised when transforms or networks compute something else from the same settings
-BATCH = 250  # fixed, so that the same image has the same feature to the last bit
+BATCH = 250  # fixed, so that the same images have the same outputs to the last bit
 BATCHES_PER_BLOCK = 4
 
 
-def whole_backbone(model: Classifier) -> int:
+def feature_depth(model: Classifier) -> int:
     """The depth at which only the head is left."""
     return 1 + len(getattr(model.backbone, "blocks", ()))
 
@@ -34,8 +34,8 @@ def whole_backbone(model: Classifier) -> int:
 def frozen_depth(model: Classifier, active: Iterable[str]) -> int:
     """How much stands still when the tensors with these names may change."""
     if not isinstance(model.backbone, ViT):
-        return 0 if any(name.startswith("backbone.") for name in active) else whole_backbone(model)
-    return min((_depth_of(name, len(model.backbone.blocks)) for name in active), default=whole_backbone(model))
+        return 0 if any(name.startswith("backbone.") for name in active) else feature_depth(model)
+    return min((_depth_of(name, len(model.backbone.blocks)) for name in active), default=feature_depth(model))
 
 
 def _depth_of(name: str, blocks: int) -> int:
@@ -52,12 +52,12 @@ def network_behind(model: Classifier, depth: int) -> nn.Module:
     """The network that is left to compute behind the frozen part."""
     if depth == 0:
         return model
-    return model.head if depth == whole_backbone(model) else Tail(model, depth)
+    return model.head if depth == feature_depth(model) else Tail(model, depth)
 
 
 def frozen_part(model: Classifier, depth: int) -> Callable[[Tensor], Tensor]:
     """Images to what `network_behind` takes, one vector per image."""
-    if depth == whole_backbone(model):
+    if depth == feature_depth(model):
         return model.backbone
     assert isinstance(model.backbone, ViT)
     backbone = model.backbone
@@ -72,10 +72,15 @@ def _row_width(model: Classifier, depth: int) -> int:
     return (shape.positions + shape.registers) * shape.width
 
 
+def worth_keeping(model: Classifier, depth: int, samples: int) -> bool:
+    """Whether so many outputs leave room in the cache; features always do, tokens of large images may not."""
+    return depth >= feature_depth(model) or 4 * _row_width(model, depth) * samples <= size_limit() / 2
+
+
 def frozen_fingerprint(model: Classifier, depth: int) -> str:
     """A hash of the backbone's shape and of its weights up to this depth."""
     digest = hashlib.sha256(json.dumps(describe(model.backbone), sort_keys=True, default=str).encode())
-    blocks = whole_backbone(model) - 1
+    blocks = feature_depth(model) - 1
     for name, tensor in model.backbone.state_dict().items():
         if depth > blocks or _depth_of(name, blocks) < depth:
             digest.update(name.encode())
@@ -113,7 +118,7 @@ def frozen_outputs(
         "transform": transform.key,
         "torch": [torch.__version__, device, torch.get_num_threads()],  # the last bits depend on them
     }
-    if depth < whole_backbone(model):
+    if depth < feature_depth(model):
         key["depth"] = depth
     if positions is not None:
         key["positions"] = hashlib.sha256(positions.astype(np.int64).tobytes()).hexdigest()

@@ -85,7 +85,7 @@ class FlatModel:
         if only is not None and all(entry.is_buffer for entry in chosen):
             there = {kind_of(entry.name) for entry in entries}
             has = ", ".join(kind for kind in KINDS if kind in there) or "no kind of layer that has a name"
-            raise InputError(f"mask.only: [{', '.join(only)}] leaves nothing to train; `train` has {has}")
+            raise InputError(f"only: [{', '.join(only)}] leaves nothing to train; `train` has {has}")
         return Scope(self, chosen)
 
 
@@ -111,10 +111,6 @@ class Scope:
     def named(self) -> dict[str, nn.Parameter]:
         """The parameters in scope by name: what a mask covers, and the first part of `read`."""
         return {entry.name: self.model.parameters[entry.name] for entry in self.entries if not entry.is_buffer}
-
-    @property
-    def trains_backbone(self) -> bool:
-        return any(entry.name.startswith("backbone.") for entry in self.entries)
 
     def read(self) -> Tensor:
         """A copy of the values in scope, as one vector."""

@@ -43,7 +43,7 @@ def calibrate_mask(
 
     def checked(round: int, active: Mask) -> Tensor:
         scores = sensitivity(round, active)
-        must_tell_weights_apart(scores, shapes)
+        must_tell_weights_apart(scores, active)
         return scores
 
     for round in range(1, rounds + 1):
@@ -111,7 +111,7 @@ def calibrate(
 
     `batches` gives (inputs, labels) and is gone through once each calibration round, until `samples` were seen:
     a shuffled DataLoader, or a list. `parameters` are all that require a gradient unless given. The rules are
-    those of `fedsieve.sieve.rules.RULES`.
+    those of `fedsieve.sieve.rules.RULES`. The first dimension of inputs and layers' inputs must be the batch.
     """
     chosen = dict(parameters or {name: one for name, one in model.named_parameters() if one.requires_grad})
     settings = MaskSettings(
@@ -130,6 +130,8 @@ def calibrate(
         total, count = damped_sensitivity(
             model, chosen, _first_samples(batches, samples), settings.fisher, active, settings.damping, generator
         )
+        if count == 0:
+            raise ValueError("batches gave no samples; pass a list or a DataLoader, it is gone through once a round")
         return total / count
 
     weights = torch.cat([one.detach().flatten() for one in chosen.values()])

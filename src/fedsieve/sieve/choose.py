@@ -55,7 +55,8 @@ def choose(
         chosen |= available & (values < np.float64(density))  # not rounded to the scores' precision
     elif across == "tensor":
         if unit == "weight":
-            counts = _shares(density, [units for units, _ in layout], least)
+            left = [int(np.count_nonzero(block)) for block in _blocks(available, layout)]
+            counts = _shares(density, [units for units, _ in layout], least, left)
         else:
             nearest = [_nearest_count(density * (units * size), size) for units, size in layout]
             counts = list(map(max, nearest, least))
@@ -166,16 +167,17 @@ def _nearest_count(target: float, size: int) -> int:
     return count + (target - count * size > (count + 1) * size - target)
 
 
-def _shares(density: float, sizes: list[int], least: list[int]) -> list[int]:
-    """`density` of each size, by largest remainder, but not less than `least`: in all `round(density * all)`.
+def _shares(density: float, sizes: list[int], least: list[int], most: list[int]) -> list[int]:
+    """`density` of each size, by largest remainder, between `least` and `most`: in all `round(density * all)`.
 
-    Where `least` takes more than its share, those furthest above theirs give, so that the sum is still exact.
+    Where a limit forbids a share, those furthest below or above theirs make up for it, so that the sum is still exact.
     """
-    quotas, low = density * np.array(sizes, dtype=np.float64), np.array(least)
-    counts = np.maximum(quotas.astype(np.int64), low)
+    quotas, high = density * np.array(sizes, dtype=np.float64), np.array(most)
+    low = np.minimum(least, high)
+    counts = np.clip(quotas.astype(np.int64), low, high)
     missing = round(density * sum(sizes)) - int(counts.sum())
-    for _ in range(missing):
-        counts[np.argmax(quotas - counts)] += 1
+    for _ in range(min(missing, int((high - counts).sum()))):
+        counts[np.argmax(np.where(counts < high, quotas - counts, -np.inf))] += 1
     for _ in range(min(-missing, int((counts - low).sum()))):
         above = np.where(counts > low, counts - quotas, -np.inf)
         counts[len(counts) - 1 - np.argmax(above[::-1])] -= 1  # of equal ones the later

@@ -17,6 +17,7 @@ from fedsieve.errors import InputError
 from fedsieve.runs.atomic import written_atomically
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a mask covers, in the order of its bits
+FILE_NAME = "mask.safetensors"  # in a folder that is made for a mask
 ONES = np.array([byte.bit_count() for byte in range(256)], dtype=np.uint8)  # in each byte
 
 
@@ -158,7 +159,8 @@ class Mask:
 
     @staticmethod
     def load(path: str | Path) -> "Mask":
-        """Read a mask; InputError if the file is none, or not as it was written."""
+        """Read a mask, from its file or the folder that `fedsieve mask` wrote; InputError if it cannot be trusted."""
+        path = Path(path) / FILE_NAME if Path(path).is_dir() else path
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["mask"])

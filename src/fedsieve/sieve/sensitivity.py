@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedsieve.errors import RunError
 from fedsieve.model.vit import LayerScale, ViT
-from fedsieve.sieve.mask import Shapes
+from fedsieve.sieve.mask import Mask
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # inputs and labels
 
@@ -50,13 +50,13 @@ def sensitivity(
     return totals.flat, count
 
 
-def must_tell_weights_apart(scores: Tensor, shapes: Shapes) -> None:
-    """RunError that names the first tensor whose scores are not finite, or all zero."""
-    sizes = [math.prod(shape) for shape in shapes.values()]
-    for name, part in zip(shapes, scores.split(sizes), strict=True):
+def must_tell_weights_apart(scores: Tensor, active: Mask) -> None:
+    """RunError that names the first tensor whose scores are not finite, or all zero though it has active weights."""
+    counts, sizes = active.counts(), [math.prod(shape) for shape in active.shapes.values()]
+    for name, part in zip(active.shapes, scores.split(sizes), strict=True):
         if not torch.isfinite(part).all():
             raise RunError(f"the sensitivity of {name} is not finite; the model's scores or gradients overflow")
-        if not part.any():
+        if counts[name] and not part.any():
             raise RunError(f"the sensitivity of {name} is zero everywhere, so its weights cannot be told apart")
 
 

@@ -100,7 +100,8 @@ class SparseSGDM(torch.optim.Optimizer):
     With g the gradient of the active weights (divided by the mask's density if `rescale`, then clipped to the
     norm `clip_norm`): d = g + weight_decay * w;  v = d at first, then momentum * v + (1 - dampening) * d;
     w -= lr * (d + momentum * v if nesterov else v). With a full mask the result is that of SGD to the last bit.
-    Parameters given with names are found in the mask by name (unknown ones are frozen), others by order.
+    Parameters given with names are found in the mask by name (unknown ones are frozen), others by order. They are
+    given once, here: `add_param_group` later on, and copies of the optimizer, are not supported.
     """
 
     def __init__(
@@ -227,6 +228,8 @@ class SparseSGDM(torch.optim.Optimizer):
         if mask is None:
             self._selections = dict.fromkeys(parameters, Selection())
             return
+        if not all(parameter.is_contiguous() for parameter in parameters):
+            raise ValueError("SparseSGDM needs contiguous parameters; call .contiguous() on those in channels_last")
         names = [name for group in self.param_groups for name in group.get("param_names", ())]
         named = bool(names)
         if not named:
