@@ -167,9 +167,21 @@ BAD = {
         lambda t, b: ["phases.1.mask={sparsity: 0.9, refresh: epoch, scope: federated}"],
         ["needs scope: client", "nobody else has its weights and data"],
     ),
+    "an epoch's mask from the server": (
+        lambda t, b: ["phases.1.mask={sparsity: 0.9, refresh: epoch, scope: server}"],
+        ["needs scope: client", "nobody else has its weights and data"],
+    ),
+    "no kind of layer": (lambda t, b: ["phases.1.mask={sparsity: 0.9, only: []}"], ["only is []", "at least one"]),
+    "a mask that freezes everything": (
+        lambda t, b: [
+            f"phases.1.mask={{file: {foreign_mask(t / 'mask.safetensors', b, empty=True)}}}",
+            "phases.1.train=backbone",
+        ],
+        ["phases.1.mask.file", "freezes every weight"],
+    ),
     "nothing left to train": (
         lambda t, b: ["phases.0.mask={sparsity: 0.9, only: [mlp, norm]}"],
-        ["[mlp, norm] leaves nothing to train", "`train` has head"],
+        ["phases.0.mask.only: [mlp, norm] leaves nothing to train", "`train` has head"],
     ),
     "mask of another model": (
         lambda t, b: [f"phases.1.mask={{file: {foreign_mask(t / 'mask.safetensors', b)}}}"],
@@ -191,11 +203,14 @@ BAD = {
 }
 
 
-def foreign_mask(path: Path, backbone: Path) -> Path:
-    """A mask of a model that differs from the small one in one tensor."""
+def foreign_mask(path: Path, backbone: Path, empty: bool = False) -> Path:
+    """A mask of a model that differs from the small one in one tensor; or one of the small one, all frozen."""
     named = load_backbone(str(backbone), 16).named_parameters()
     shapes = {f"backbone.{name}": tuple(parameter.shape) for name, parameter in named}
-    Mask.full({**shapes, "backbone.blocks.0.norm1.weight": (63,)}).save(path)
+    if empty:
+        Mask.empty(shapes).save(path)
+    else:
+        Mask.full({**shapes, "backbone.blocks.0.norm1.weight": (63,)}).save(path)
     return path
 
 

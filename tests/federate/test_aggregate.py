@@ -64,3 +64,15 @@ def test_masked_updates(data: st.DataObject, clients: int, buffers: int, weighti
                 shares = [share * on for share, on in zip(shares, active, strict=True)]
             mean = np.average(changes, weights=shares) if any(shares) else 0.0
             np.testing.assert_allclose(found, float(weights[place]) + mean, rtol=1e-5, atol=1e-4)
+
+
+def test_a_frozen_weight_keeps_its_bits() -> None:
+    """Also that of a negative zero, which adding zero would make a positive one."""
+    weights = torch.tensor([-0.0, 0.0, 1e-45, 3.3, -0.0])
+    mask = Mask.pack({"a": (5,)}, torch.tensor([False, False, False, False, True]))
+    for only_active in (False, True):
+        server = FedAvg(weights, WEIGHTINGS["samples"], only_active)
+        server.add(Update(0, 3, {"delta": torch.tensor([0.5])}, mask=mask))
+        after = server.finish()
+        assert torch.equal(after[:4].view(torch.int32), weights[:4].view(torch.int32))
+        assert float(after[4]) == 0.5

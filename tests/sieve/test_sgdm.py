@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsieve.errors import InputError
-from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.sieve.sgdm import Selection, SparseSGDM
 
 SHAPES = {"one": (1,), "single": (), "odd": (7, 13), "vector": (67,), "patches": (5, 3, 4, 4), "wide": (33, 129)}
@@ -446,3 +446,10 @@ def test_missing_gradients_and_closures() -> None:
 def test_wrong_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"negative|nesterov"):
         SparseSGDM(draw().items(), **wrong)
+
+
+def test_parameters_in_another_memory_order_are_refused() -> None:
+    layer = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+    mask = Mask.full(shapes_of(layer.named_parameters()))
+    with pytest.raises(ValueError, match="contiguous"):
+        SparseSGDM(layer.named_parameters(), mask, lr=0.1)
