@@ -287,6 +287,11 @@ class MaskSettings(Settings):
         return self.rule in BY_SENSITIVITY and self.file is None
 
     @property
+    def handover(self) -> Literal["reset", "carry", "leak"]:
+        """What becomes of momentum from one mask to the next; a mask that stays keeps it."""
+        return "carry" if self.refresh == "once" else self.momentum
+
+    @property
     def needs_start(self) -> bool:
         """Whether masks depend on the weights at the phase's start, whenever they are drawn."""
         return self.refresh == "once" and self.file is None and self.rule != "random"

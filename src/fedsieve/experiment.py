@@ -11,12 +11,11 @@ before the run folder is made.
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,9 +34,7 @@ from fedsieve.randomness import numpy_generator
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result
 from fedsieve.sieve.mask import Mask, shapes_of
-from fedsieve.workbench import Observer, Workbench
-
-SERVER = -1  # in the place of a client's number
+from fedsieve.workbench import DataHolders, Observer, Workbench
 
 
 def run(experiment: Experiment, out: Path, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
@@ -213,29 +210,11 @@ def masks_of(
         settings.name,
         experiment.seed,
         start,
-        DataHolders(experiment, bench, samples, depth),
+        DataHolders(bench, depth, samples, experiment.seed),
         folder,
         bench.observer.note,
         bench.observer.calibration,
     )
-
-
-@dataclass(frozen=True)
-class DataHolders:
-    """Whose data a shared mask is calibrated from."""
-
-    experiment: Experiment
-    bench: Workbench
-    samples: int  # that the server has
-    depth: int
-
-    def clients(self) -> Iterator[ClientData]:
-        return (self.bench.client_data(client, self.depth) for client in range(self.experiment.clients.count))
-
-    def server(self) -> ClientData:
-        generator = numpy_generator(self.experiment.seed, "server samples")
-        positions = np.sort(generator.permutation(self.bench.training)[: self.samples])
-        return self.bench.training_data(SERVER, positions, self.depth)
 
 
 def choose_clients(experiment: Experiment, phase: Phase, round: int) -> list[int]:

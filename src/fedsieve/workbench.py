@@ -4,7 +4,8 @@ Making a workbench finds whatever is wrong with the input, and writes nothing bu
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from fedsieve.model.features import (
 from fedsieve.model.flat import FlatModel
 from fedsieve.randomness import numpy_generator
 
+SERVER = -1  # in the place of a client's number
 SLOW = 2000  # so many images take long enough to show progress
 
 
@@ -128,6 +130,24 @@ class Workbench:
 
     def test_score(self) -> Score | None:
         return self.score(self.data.test, np.arange(len(self.data.test)))
+
+
+@dataclass(frozen=True)
+class DataHolders:
+    """Whose data a mask that all clients share is calibrated from."""
+
+    bench: Workbench
+    depth: int
+    samples: int  # that the server has
+    seed: int
+
+    def clients(self) -> Iterator[ClientData]:
+        return (self.bench.client_data(client, self.depth) for client in range(len(self.bench.split.clients)))
+
+    def server(self) -> ClientData:
+        generator = numpy_generator(self.seed, "server samples")
+        positions = np.sort(generator.permutation(self.bench.training)[: self.samples])
+        return self.bench.training_data(SERVER, positions, self.depth)
 
 
 def fingerprint_of(data: Dataset, weights: Tensor) -> str:

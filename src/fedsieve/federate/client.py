@@ -79,7 +79,7 @@ def train_client(
     """Local SGD from the broadcast weights; the update is the difference it made."""
     scope, local, masks = context.scope, context.local, context.masks
     address = (broadcast.phase, broadcast.round, data.client)
-    mask = touched = masks.mask(data, broadcast) if masks else None
+    mask = touched = masks.mask(data, broadcast) if masks is not None else None
     scope.write(broadcast.weights)
     torch.manual_seed(seed_at(context.seed, "dropout", *address))  # layers draw from torch's global generator
     optimizer = SparseSGDM(
@@ -92,19 +92,18 @@ def train_client(
         clip_norm=local.clip_norm,
         rescale=masks is not None and masks.settings.rescale,
     )
-    redrawn = masks is not None and masks.settings.refresh != "once"
-    handover = masks.settings.momentum if masks is not None and redrawn else "carry"
+    handover = masks.settings.handover if masks is not None else "carry"
     optimizer.import_momentum(state, handover)
     if touched is not None and handover == "leak" and state:
         touched = touched | Mask(touched.shapes, state["mask"].cpu())
     total, seen, step = torch.zeros((), device=broadcast.weights.device), 0, 0
     steps = number_of_steps(len(data), local)
     for epoch, epoch_batches in enumerate(batches(len(data), local, context.seed, *address)):
-        if epoch and masks is not None and masks.settings.refresh == "epoch":
+        if epoch and masks is not None and touched is not None and masks.settings.refresh == "epoch":
             mask = masks.mask(data, broadcast, epoch)
             optimizer.set_mask(mask, handover)
-            touched = mask if touched is None else touched | mask
-        with only_active(context.network, scope.named, mask) if mask else nullcontext():
+            touched = touched | mask
+        with only_active(context.network, scope.named, mask) if mask is not None else nullcontext():
             for positions in epoch_batches:
                 done = (broadcast.round - 1 + step / steps) / broadcast.rounds
                 optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)

@@ -101,11 +101,13 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(flag)
 
 
-def _add_gradient_of(loss: Callable[[], Tensor], parameters: list[nn.Parameter], totals: Totals) -> None:
-    """Add the square of one plain gradient."""
+def _add_plain_gradient(
+    network: nn.Module, inputs: Tensor, labels: Tensor, parameters: list[nn.Parameter], totals: Totals
+) -> None:
+    """Add the square of the gradient of the mean loss of a batch."""
     for parameter in parameters:
         parameter.requires_grad_(True)
-    gradients = torch.autograd.grad(loss(), parameters, allow_unused=True)
+    gradients = torch.autograd.grad(F.cross_entropy(network(inputs), labels), parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.requires_grad_(False)
         if gradient is not None:
@@ -115,7 +117,7 @@ def _add_gradient_of(loss: Callable[[], Tensor], parameters: list[nn.Parameter],
 def _batch(network: nn.Module, totals: Totals, batches: Batches) -> int:
     count = 0
     for inputs, labels in batches:
-        _add_gradient_of(lambda x=inputs, y=labels: F.cross_entropy(network(x), y), totals.parameters, totals)  # type: ignore[misc]
+        _add_plain_gradient(network, inputs, labels, totals.parameters, totals)
         count += 1
     return count
 
@@ -141,8 +143,7 @@ def _per_sample(
             likelihood.backward(retain_graph=True)
         for sample, of_sample in zip(inputs, chosen, strict=True) if others else ():
             for label in of_sample:
-                loss = lambda x=sample[None], y=label[None]: F.cross_entropy(network(x), y)  # noqa: E731
-                _add_gradient_of(loss, others, totals)
+                _add_plain_gradient(network, sample[None], label[None], others, totals)
         count += chosen.numel()
     return count
 
