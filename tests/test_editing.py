@@ -276,23 +276,6 @@ def test_a_leaking_update_is_sent_whole(experiment: Maker, start: Path, tmp_path
     assert 0.2 < changed / size < 0.28  # 1 - 0.9^3 = 0.271
 
 
-def test_bytes_are_those_of_active_weights_and_mask_bits(experiment: Maker, start: Path, tmp_path: Path) -> None:
-    settings = experiment(f"model.init={start}", edit(rounds=1))
-    run(settings, tmp_path / "own")
-    (line,) = read_metrics(tmp_path / "own")
-    mask = Mask.load(tmp_path / f"own/masks/edit/client-{line['clients'][0]:06d}.safetensors")
-    assert line["bytes_up"] == 3 * (4 * mask.active + mask.bits.numel())
-    assert line["density"] == pytest.approx(0.1, abs=1e-4)
-    run(experiment(f"model.init={start}", edit(mask="sparsity: 0.9, scope: server", rounds=2)), tmp_path / "shared")
-    first, second = read_metrics(tmp_path / "shared")
-    assert first["bytes_up"] == second["bytes_up"] == 3 * 4 * mask.active
-    assert first["bytes_down"] - second["bytes_down"] == 6 * mask.bits.numel()  # every client learns the mask, once
-    federated = edit(mask="sparsity: 0.9, calibration_rounds: 2, scope: federated", rounds=2)
-    run(experiment(f"model.init={start}", federated), tmp_path / "federated")
-    first, second = read_metrics(tmp_path / "federated")
-    assert first["bytes_up"] - second["bytes_up"] == 6 * 2 * 4 * mask.size  # scores, twice
-
-
 def test_combining_only_the_active(experiment: Maker, start: Path, tmp_path: Path) -> None:
     """With disjoint-ish masks, averaging only the active moves each weight further."""
     moved = {}

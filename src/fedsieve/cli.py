@@ -232,7 +232,7 @@ def mask_compare(
 def cache_show() -> None:
     """Say where the cache is and how much is in it."""
     from fedsieve.cache import cache_folder, cache_size
-    from fedsieve.report.tables import size
+    from fedsieve.federate.traffic import size
 
     print(f"{cache_folder()}: {size(cache_size())}")
 
@@ -241,7 +241,7 @@ def cache_show() -> None:
 def cache_clear() -> None:
     """Delete everything in the cache."""
     from fedsieve.cache import cache_folder, clear
-    from fedsieve.report.tables import size
+    from fedsieve.federate.traffic import size
 
     print(f"{cache_folder()}: {size(clear())} freed")
 

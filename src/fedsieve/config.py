@@ -174,16 +174,106 @@ SplitSettings = Annotated[
 ]
 
 
+class FisherSettings(Settings):
+    """How sensitivity is measured."""
+
+    kind: Literal["exact", "empirical", "batch"] = "exact"
+    samples: int = Field(512, ge=1)
+    draws: int = Field(1, ge=1)
+
+
+class HighLossSettings(Settings):
+    candidates: int = Field(20, ge=1)
+
+
+class HighLoss(Settings):
+    high_loss: HighLossSettings
+
+
+Select = Annotated[
+    Annotated[Literal["uniform"], Tag("uniform")]
+    | Annotated[Literal["by_size"], Tag("by_size")]
+    | Annotated[HighLoss, Tag("high_loss")],
+    Discriminator(_option),
+    _with_defaults("high_loss"),
+]
+
+
+class FisherMixingSettings(Settings):
+    dtype: Literal["float16", "bfloat16", "float32"] = "float16"
+    fisher: FisherSettings = FisherSettings()
+
+
+class FisherMixing(Settings):
+    fisher_mixing: FisherMixingSettings
+
+
+Combine = Annotated[
+    Annotated[Literal["all"], Tag("all")]
+    | Annotated[Literal["active"], Tag("active")]
+    | Annotated[FisherMixing, Tag("fisher_mixing")],
+    Discriminator(_option),
+    _with_defaults("fisher_mixing"),
+]
+
+
+class ZeroSumSettings(Settings):
+    bits: int = Field(32, ge=8, le=48)  # behind the binary point of the numbers that are summed
+
+
+class ZeroSum(Settings):
+    zero_sum: ZeroSumSettings
+
+
+Secure = Annotated[
+    Annotated[Literal["none"], Tag("none")] | Annotated[ZeroSum, Tag("zero_sum")],
+    Discriminator(_option),
+    _with_defaults("zero_sum"),
+]
+
+
 class ClientSettings(Settings):
     count: int = Field(1, ge=1)
     fraction: float = Field(1.0, gt=0, le=1)
     split: SplitSettings = IidSplit()
+    select: Select = "uniform"
     weighting: Literal["samples", "equal"] = "samples"
-    combine: Literal["all", "active"] = "all"
+    combine: Combine = "all"
+    secure: Secure = "none"
+    minimum: int = Field(1, ge=1)
+    fail_rate: float = Field(0.0, ge=0, lt=1)
+    holdout: float = Field(0.0, ge=0, lt=1)
+    have_backbone: bool = True
 
     @property
     def per_round(self) -> int:
         return max(1, round(self.fraction * self.count))
+
+    @property
+    def mixing(self) -> FisherMixingSettings | None:
+        return self.combine.fisher_mixing if isinstance(self.combine, FisherMixing) else None
+
+    @property
+    def zero_sum(self) -> ZeroSumSettings | None:
+        return self.secure.zero_sum if isinstance(self.secure, ZeroSum) else None
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "ClientSettings":
+        per_round = f"the {self.per_round} clients per round"
+        if self.minimum > self.per_round:
+            raise ValueError(f"minimum {self.minimum} is more than {per_round}; use 1 to {self.per_round}")
+        if isinstance(self.select, HighLoss):
+            candidates = self.select.high_loss.candidates
+            if not self.per_round <= candidates <= self.count:
+                wrong = f"fewer than {per_round}" if candidates < self.per_round else f"more than all {self.count}"
+                raise ValueError(
+                    f"select.high_loss.candidates {candidates} are {wrong}; use {self.per_round} to {self.count}"
+                )
+        if self.zero_sum and self.per_round < 2:
+            raise ValueError("secure: zero_sum hides clients among each other, and a round has only one; use none")
+        if self.zero_sum and self.mixing:
+            raise ValueError("combine: fisher_mixing sends scores that secure: zero_sum does not hide; use all or none")
+        return self
 
 
 # -------------------------------------------------------------------------------------------- phases
@@ -220,14 +310,6 @@ Train = Annotated[
     Annotated[Literal["head", "backbone", "all"], Tag("part")] | Annotated[BlocksScope, Tag("scope")],
     Discriminator(lambda value: "scope" if isinstance(value, dict | BlocksScope) else "part"),
 ]
-
-
-class FisherSettings(Settings):
-    """How sensitivity is measured."""
-
-    kind: Literal["exact", "empirical", "batch"] = "exact"
-    samples: int = Field(512, ge=1)
-    draws: int = Field(1, ge=1)
 
 
 LayerKind = Literal["attention", "mlp", "norm", "scale", "patch", "tokens", "head"]
@@ -283,6 +365,11 @@ class MaskSettings(Settings):
         return self.scope != "client" or self.file is not None
 
     @property
+    def has_one_for_all(self) -> bool:
+        """Whether the weights that a round changes are the same for all its clients, and known to the server."""
+        return self.is_shared and self.refresh != "epoch"
+
+    @property
     def by_sensitivity(self) -> bool:
         return self.rule in BY_SENSITIVITY and self.file is None
 
@@ -325,6 +412,19 @@ class EvaluateSettings(Settings):
     sample: int | None = Field(None, ge=1)
     test: Literal["end", "each", "never"] = "end"
     keep: Literal["last", "best"] = "last"
+    clients: bool = False
+
+
+class WireSettings(Settings):
+    """How what clients and server send each other becomes bytes."""
+
+    values: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    compress: bool = False
+    broadcast: Literal["full", "delta"] = "delta"
+
+
+class AnalyzeSettings(Settings):
+    level: Literal["none", "basic", "blocks"] = "basic"
 
 
 class Experiment(Settings):
@@ -337,6 +437,8 @@ class Experiment(Settings):
     model: ModelSettings = ModelSettings()
     clients: ClientSettings = ClientSettings()
     phases: Annotated[tuple[PhaseSettings, ...], FromList] = ()
+    wire: WireSettings = WireSettings()
+    analyze: AnalyzeSettings = AnalyzeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
 
     @field_validator("threads", mode="before")
@@ -361,7 +463,32 @@ class Experiment(Settings):
             raise ValueError("evaluate.keep: best needs validation data; set data.validation above 0")
         if self.data.name in ("folder", "npz") and self.data.path is None:
             raise ValueError(f"data.name: {self.data.name} needs data.path, the place where the images lie")
+        self._can_be_summed_in_secret()
         return self
+
+    def _can_be_summed_in_secret(self) -> None:
+        """What `secure: zero_sum` asks of the rest: all clients' numbers stand at the same places."""
+        if self.clients.zero_sum is None:
+            return
+        for number, phase in enumerate(self.phases):
+            if phase.mask is not None and not phase.mask.has_one_for_all:
+                way = "refresh: round" if phase.mask.is_shared else "scope: server or federated"
+                raise ValueError(
+                    f"clients.secure: zero_sum adds up numbers that stand at the same places, and phases.{number}.mask "
+                    f"gives clients masks of their own; use {way} there"
+                )
+            if phase.mask is not None and phase.mask.handover == "leak":
+                raise ValueError(
+                    f"clients.secure: zero_sum needs all clients to change the same weights, and with phases.{number}."
+                    "mask.momentum: leak they do not; use reset or carry"
+                )
+        if isinstance(self.model.head, RidgeHead):
+            raise ValueError("clients.secure: zero_sum does not hide the sums of model.head: ridge; use linear or mlp")
+        if self.wire.values != "float32" or self.wire.compress:
+            raise ValueError(
+                "clients.secure: zero_sum sends noise in 64 bits that nothing makes smaller; use wire.values: float32 "
+                "and wire.compress: false"
+            )
 
     def resolved(self) -> "Experiment":
         """The same experiment with every `auto` and every open default settled."""

@@ -1,7 +1,7 @@
 """An experiment from beginning to end.
 
     data ─► split ─► clients
-    model ─► phases, each of them rounds of: choose clients ─► train them ─► aggregate ─► evaluate
+    model ─► phases, each of them rounds of: choose clients ─► train them ─► aggregate (federate/server.py) ─► evaluate
           ─► run folder: metrics, checkpoints, model, result
 
 Centralized training is the same loop with one client. Whatever is wrong with the input is found
@@ -11,26 +11,30 @@ before the run folder is made.
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedsieve.config import Experiment, LocalSettings, PhaseSettings, RidgeHead
+from fedsieve.config import Experiment, HighLoss, LocalSettings, PhaseSettings, RidgeHead
 from fedsieve.errors import InputError, RunError
-from fedsieve.evaluate import Score
+from fedsieve.evaluate import Score, fairness
 from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
+from fedsieve.federate.drift import Interference, block_ranges
+from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.masks import Masks
-from fedsieve.federate.ridge import RidgeRegression, ridge_statistics
-from fedsieve.federate.select import uniform
+from fedsieve.federate.mixing import Mixing, state_bytes
+from fedsieve.federate.ridge import RidgeRegression, ridge_sizes, ridge_statistics
+from fedsieve.federate.server import Aggregator, Server
+from fedsieve.federate.traffic import size
+from fedsieve.federate.versions import Versions
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.features import feature_depth
 from fedsieve.model.flat import Scope
-from fedsieve.randomness import numpy_generator
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result
 from fedsieve.sieve.mask import Mask, shapes_of
@@ -58,16 +62,21 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             observer.note(
                 f"checkpoint {path.name} is damaged; {'going on from the one before' if saved else 'starting over'}"
             )
-        state = saved or Checkpoint(Progress(fingerprint=bench.fingerprint), bench.model.vector, None, {})
+        versions = Versions.at_start(bench.model, experiment.clients.have_backbone)
+        state = saved or Checkpoint(Progress(fingerprint=bench.fingerprint), bench.model.vector, None, versions)
         if state.progress.fingerprint != bench.fingerprint:
             raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
         bench.model.vector.copy_(state.vector)
         state.vector = bench.model.vector  # from here on the model itself
+        for phase in phases[state.progress.phase :]:
+            for note in notes_on(experiment, phase):
+                observer.note(note)
         observer.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
         clock = Clock(state.progress)
+        test = None
         for phase in phases[state.progress.phase :]:
-            run_phase(experiment, phase, bench, state, folder, clock)
-        result = conclude(experiment, phases[-1], bench, state, folder, clock)
+            test = run_phase(experiment, phase, bench, state, folder, clock)
+        result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
         folder.save_result(result)
         return result
     finally:
@@ -75,11 +84,6 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
 
 
 # --------------------------------------------------------------------------------------------- phases
-
-
-class Aggregator(Protocol):
-    def add(self, update: Update) -> None: ...
-    def finish(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Phase:
     update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
     aggregator: Callable[[Tensor], Aggregator]  # made anew each round, from the weights before it
     augments: bool = True  # whether clients see their images through random augmentation, where the experiment has any
+    sums: Mapping[str, int] | None = None  # the lengths of what clients send, if it is not the change of their weights
 
 
 def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
@@ -102,7 +107,8 @@ def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
         once = PhaseSettings(name="ridge", train="head", rounds=1, local=LocalSettings(epochs=1, lr=0.0))
         penalty, scope = head.ridge.penalty, bench.model.scope("head")
         regression = lambda _: RidgeRegression(penalty)  # noqa: E731
-        phases.append(Phase(once, scope, clients.count, ridge_statistics, regression, augments=False))
+        sums = ridge_sizes(scope)
+        phases.append(Phase(once, scope, clients.count, ridge_statistics, regression, augments=False, sums=sums))
     weight_of, only_active = WEIGHTINGS[clients.weighting], clients.combine == "active"
     for number, settings in enumerate(experiment.phases):
         average = lambda weights: FedAvg(weights, weight_of, only_active)  # noqa: E731
@@ -131,31 +137,14 @@ def scope_of(settings: PhaseSettings, bench: Workbench) -> Scope:
 
 def run_phase(
     experiment: Experiment, phase: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
-) -> None:
-    """The rounds of a phase from where `state` stands, then its result."""
-    settings, progress, scope = phase.settings, state.progress, phase.scope
-    bench.begin_phase(scope.named)
-    depth = training_depth(experiment, phase, bench)
-    context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", experiment.seed)
-    if settings.mask is not None:
-        now = scope.read()
-        start = folder.start_of_phase(settings.name, now).to(bench.device) if settings.mask.needs_start else now
-        masks = masks_of(experiment, phase, bench, depth, start, folder.path / "masks" / settings.name)
-        mask = masks.begin_phase()
-        scope.write(now)
-        if mask is not None and not any(entry.is_buffer for entry in scope.entries):
-            # What it freezes in all rounds need not be computed again (BatchNorm's statistics would move on).
-            bench.begin_phase([name for name, count in mask.counts().items() if count])
-            depth = training_depth(experiment, phase, bench)
-        context = replace(context, masks=masks, network=bench.network(depth))
-    if depth == feature_depth(bench.classifier):
-        bench.frozen_outputs(bench.data.train, bench.training, depth)  # now, not in the first round's time
-
+) -> Score | None:
+    """The rounds of a phase from where `state` stands, then its result; the score on the test set, if it is asked."""
+    settings, progress, scope, versions = phase.settings, state.progress, phase.scope, state.versions
+    server = prepare(experiment, phase, bench, state, folder)
     while progress.round < settings.rounds:
         started = time.monotonic()
-        chosen = choose_clients(experiment, phase, progress.round + 1)
         try:
-            line = run_round(phase, progress.round + 1, chosen, bench, context, state.clients, depth)
+            line = server.round(progress.round + 1, progress.rounds)
         except RunError:
             folder.save_checkpoint(state, force=True)  # the weights are still those before the round
             raise
@@ -170,12 +159,97 @@ def run_phase(
         bench.observer.round(line)
 
     if state.best is not None:  # keep: best
-        scope.write(state.best.to(bench.device))
+        best = state.best.to(bench.device)
+        versions.record(scope, scope.read(), best)
+        scope.write(best)
     score = bench.test_score() if experiment.evaluate.test != "never" else None
     progress.phases.append(phase_result(settings, progress, score, folder, clock))
     progress.phase, progress.round, progress.best = progress.phase + 1, 0, {}
-    state.best, state.clients = None, {}
+    state.best = None
     folder.save_checkpoint(state, force=True)
+    return score
+
+
+def prepare(experiment: Experiment, phase: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder) -> Server:
+    """Everything that comes before a phase's next round: masks, frozen outputs, what clients remember."""
+    settings, scope, clients = phase.settings, phase.scope, experiment.clients
+    bench.begin_phase(scope.named)
+    depth = training_depth(experiment, phase, bench)
+    context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", experiment.seed)
+    progress, versions = state.progress, state.versions
+    exchange = Exchange(
+        scope, settings.name, experiment.wire, versions, experiment.seed, phase.sums, rounds_before=progress.round
+    )
+    if settings.mask is not None:
+        now = scope.read()
+        start = folder.start_of_phase(settings.name, now).to(bench.device) if settings.mask.needs_start else now
+        masks = masks_of(experiment, phase, bench, depth, start, folder.path / "masks" / settings.name)
+        exchange.masks = masks
+        if progress.round == 0 or settings.mask.refresh == "round":  # else what making masks costs is counted already
+            masks.exchange = exchange
+        mask = masks.begin_phase()
+        scope.write(now)
+        if progress.round == 0 and masks.needs_everybody and settings.mask.refresh == "once":
+            versions.saw_all(clients.count)  # even if that was before an interruption
+        if mask is not None and not any(entry.is_buffer for entry in scope.entries):
+            # What it freezes in all rounds need not be computed again (BatchNorm's statistics would move on).
+            bench.begin_phase([name for name, count in mask.counts().items() if count])
+            depth = training_depth(experiment, phase, bench)
+        context = replace(context, masks=masks, network=bench.network(depth))
+    if clients.mixing is not None and phase.sums is None:
+        place, everybody = folder.path / "mixing" / settings.name, DataHolders(bench, depth, 0, experiment.seed).clients
+        calibration = bench.observer.calibration
+        mixing = Mixing(clients.mixing, context, settings.name, place, everybody, exchange, calibration)
+        mixing.begin_phase(clients.count)
+        context = replace(context, mixing=mixing)
+        if progress.round == 0:
+            versions.saw_all(clients.count)
+    if depth == feature_depth(bench.classifier):
+        bench.frozen_outputs(bench.data.train, bench.training, depth)  # now, not in the first round's time
+    level = "none" if clients.zero_sum or phase.sums else experiment.analyze.level
+    blocks = block_ranges(scope.entries) if level == "blocks" else None
+    return Server(
+        settings=settings,
+        clients=clients,
+        per_round=phase.clients,
+        seed=experiment.seed,
+        update=phase.update,
+        aggregator=phase.aggregator,
+        context=context,
+        exchange=exchange,
+        memory=folder.client_store(settings.name, state.progress),
+        data_of=lambda client: bench.client_data(client, depth),
+        loss_of=bench.client_loss,
+        sizes=[len(own) for own in bench.split.clients],
+        interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, bench.device),
+        warn=bench.observer.warning,
+    )
+
+
+def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
+    """What a person should know about a phase before it begins."""
+    clients, notes, name = experiment.clients, [], phase.settings.name
+    weights, each = phase.scope.weights, 0
+    if clients.mixing is not None and phase.sums is None:
+        each += state_bytes(weights, weights, getattr(torch, clients.mixing.dtype))
+    if experiment.wire.values == "int8" and phase.sums is None:
+        each += 4 * phase.scope.size
+    if phase.settings.optimizer_state == "carry" and phase.sums is None:
+        each += 4 * weights
+    if each and clients.count > 1:
+        taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count} have taken part"
+        notes.append(f"phase {name}: each client remembers {taken}")
+    if clients.zero_sum and experiment.analyze.level != "none":
+        notes.append(
+            f"phase {name}: with clients.secure: zero_sum nobody sees single updates, so there is no drift of single "
+            "clients, cosine, opposition or agreement in the metrics"
+        )
+    if clients.zero_sum and isinstance(clients.select, HighLoss):
+        notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
+    mask = phase.settings.mask
+    if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:
+        notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
+    return notes
 
 
 def training_depth(experiment: Experiment, phase: Phase, bench: Workbench) -> int:
@@ -215,65 +289,6 @@ def masks_of(
         bench.observer.note,
         bench.observer.calibration,
     )
-
-
-def choose_clients(experiment: Experiment, phase: Phase, round: int) -> list[int]:
-    generator = numpy_generator(experiment.seed, "clients", phase.settings.name, round)
-    return uniform(experiment.clients.count, phase.clients, generator)
-
-
-def run_round(
-    phase: Phase,
-    round: int,
-    chosen: list[int],
-    bench: Workbench,
-    context: Context,
-    states: dict[int, ClientState],
-    depth: int,
-) -> dict[str, Any]:
-    """One exchange between server and clients; leaves the new weights in the model."""
-    scope = context.scope
-    before = scope.read()
-    broadcast = Broadcast(phase.settings.name, round, phase.settings.rounds, before)
-    aggregator = phase.aggregator(before)
-    changed: dict[int, ClientState] = {}
-    updates, bytes_up, bytes_down = [], 0, len(chosen) * before.numel() * before.element_size()
-    try:
-        if context.masks is not None:
-            context.masks.begin_round(broadcast)
-            bytes_up, more_down = context.masks.bytes_of_calibration(len(bench.split.clients), round)
-            bytes_down += more_down
-        for client in chosen:
-            data = bench.client_data(client, depth)
-            scope.prepare_training()
-            update, new_state = phase.update(broadcast, data, states.get(client, {}), context)
-            aggregator.add(update)
-            bytes_up += sum(vector.numel() * vector.element_size() for vector in update.vectors.values())
-            if update.mask is not None and not (context.masks and context.masks.settings.is_shared):
-                bytes_up += update.mask.bits.numel()  # the server keeps nobody's mask, so it comes along
-            updates.append((update.samples, update.metrics))
-            if new_state:
-                changed[client] = new_state
-        after = aggregator.finish()
-        if not torch.isfinite(after).all():
-            raise RunError(f"phase {phase.settings.name}, round {round}: the server's new weights are not finite")
-    except BaseException:
-        scope.write(before)
-        raise
-    scope.write(after)
-    states.update(changed)
-    return {
-        "phase": phase.settings.name,
-        "round": round,
-        "clients": chosen,
-        "train_loss": mean_over_samples(updates, "train_loss"),
-        "val_accuracy": None,
-        "val_loss": None,
-        "drift_mean": mean_over_clients(updates, "drift"),
-        "bytes_up": bytes_up,
-        "bytes_down": bytes_down,
-        "density": mean_over_clients(updates, "density") or 1.0,
-    }
 
 
 def evaluate_round(
@@ -317,17 +332,25 @@ def phase_result(
 
 
 def conclude(
-    experiment: Experiment, last: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder, clock: "Clock"
+    experiment: Experiment,
+    last: Phase,
+    test: Score | None,
+    bench: Workbench,
+    state: Checkpoint,
+    folder: RunFolder,
+    clock: "Clock",
 ) -> dict[str, Any]:
     """Save the model, and say what came out: the last phase's scores are the run's."""
     phases = state.progress.phases
     bench.begin_phase(last.scope.named)
     best = [phase["best_val_accuracy"] for phase in phases if phase["best_val_accuracy"] is not None]
+    clients = {"clients": fairness(bench.client_accuracies(test))} if experiment.evaluate.clients else {}
     return {
         "test_accuracy": phases[-1]["test_accuracy"],
         "test_loss": phases[-1]["test_loss"],
         **score_as("val", bench.score(bench.data.train, bench.validation)),
         "best_val_accuracy": max(best, default=None),
+        **clients,
         "bytes_up": sum(phase["bytes_up"] for phase in phases),
         "bytes_down": sum(phase["bytes_down"] for phase in phases),
         "model_sha256": folder.save_model(bench.model),
@@ -342,16 +365,6 @@ def score_as(name: str, score: Score | None) -> dict[str, float | None]:
     if loss is not None and not math.isfinite(loss):
         raise RunError(f"the {name} loss became {loss}; lower phases.*.local.lr or set clip_norm")
     return {f"{name}_accuracy": accuracy, f"{name}_loss": loss}
-
-
-def mean_over_samples(updates: list[tuple[int, dict[str, float]]], name: str) -> float | None:
-    known = [(samples, metrics[name]) for samples, metrics in updates if name in metrics]
-    return sum(samples * value for samples, value in known) / sum(samples for samples, _ in known) if known else None
-
-
-def mean_over_clients(updates: list[tuple[int, dict[str, float]]], name: str) -> float | None:
-    known = [metrics[name] for _, metrics in updates if name in metrics]
-    return sum(known) / len(known) if known else None
 
 
 def evaluate_run(path: Path) -> dict[str, dict[str, float | None]]:

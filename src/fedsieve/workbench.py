@@ -18,7 +18,7 @@ from fedsieve.data.load import Dataset, Samples, load
 from fedsieve.data.split import Split, split_clients
 from fedsieve.data.transform import Transform
 from fedsieve.errors import InputError
-from fedsieve.evaluate import Score, evaluate
+from fedsieve.evaluate import Score, by_class_shares, evaluate
 from fedsieve.federate.client import ClientData
 from fedsieve.model.classifier import Classifier, build_classifier
 from fedsieve.model.features import (
@@ -40,6 +40,7 @@ class Observer:
     """Hears what a run does; this one keeps silent, the command line's shows it to a person."""
 
     def note(self, text: str) -> None: ...
+    def warning(self, text: str) -> None: ...
     def features(self, done: int, total: int) -> None: ...
     def calibration(self, done: int, total: int) -> None: ...
     def started(self, rounds: int, done: int) -> None: ...
@@ -53,7 +54,9 @@ class Workbench:
         self.data: Dataset = load(experiment.data)
         self.training, self.validation = hold_out_validation(experiment, self.data)
         self.validation_sample = sample_validation(experiment, self.data, self.validation)
-        self.split = split_training(experiment, self.data, self.training)
+        self.split, self.held_out = hold_out_at_clients(
+            experiment, split_training(experiment, self.data, self.training)
+        )
         self.transform = Transform(experiment.data, self.data.train)
         self.classifier = classifier or build_classifier(experiment, self.data.classes)
         self.model = FlatModel(self.classifier, self.device)
@@ -131,6 +134,27 @@ class Workbench:
     def test_score(self) -> Score | None:
         return self.score(self.data.test, np.arange(len(self.data.test)))
 
+    def client_loss(self, client: int) -> float:
+        """Of the model as it stands on the client's own training samples."""
+        score = self.score(self.data.train, self.training[self.split.clients[client]])
+        return score.loss if score is not None else 0.0
+
+    def client_accuracies(self, score: Score | None = None) -> list[float | None]:
+        """Each client's accuracy on its own held-out samples or, without any, on the test set by its class shares.
+
+        `score` is the model's on the test set, if it is known already.
+        """
+        if self.held_out is None:
+            score, labels = score or self.test_score(), self.data.train.labels.numpy()[self.training]
+            own = [np.bincount(labels[one], minlength=len(self.data.classes)) for one in self.split.clients]
+            if score is None:
+                return [None] * len(own)
+            return by_class_shares(score.correct.numpy(), self.data.test.labels.numpy(), np.stack(own))
+        ends = np.cumsum([len(one) for one in self.held_out])
+        score = self.score(self.data.train, self.training[np.concatenate(self.held_out)])
+        correct = score.correct.numpy() if score is not None else np.empty(0)
+        return [float(part.mean()) if len(part) else None for part in np.split(correct, ends[:-1])]
+
 
 @dataclass(frozen=True)
 class DataHolders:
@@ -185,6 +209,22 @@ def split_training(experiment: Experiment, data: Dataset, training: np.ndarray) 
     labels = data.train.labels.numpy()[training]
     clients = experiment.clients
     return split_clients(labels, len(data.classes), clients.count, clients.split, experiment.seed)
+
+
+def hold_out_at_clients(experiment: Experiment, split: Split) -> tuple[Split, list[np.ndarray] | None]:
+    """What clients train on, and the samples that each keeps for its own evaluation; None if nobody asks for any."""
+    share = experiment.clients.holdout
+    if share == 0:
+        return split, None
+    kept, held = [], []
+    for client, own in enumerate(split.clients):
+        order = numpy_generator(experiment.seed, "holdout", client).permutation(own)
+        count = min(round(share * len(own)), len(own) - 1)  # something to train on is left
+        kept.append(np.sort(order[count:]))
+        held.append(np.sort(order[:count]))
+    without = sum(not len(one) for one in held)
+    notes = [f"clients.holdout {share} leaves {without} clients without a sample to evaluate on"] * bool(without)
+    return Split(kept, split.notes + notes), held
 
 
 def class_counts(experiment: Experiment) -> tuple[np.ndarray, list[str], list[str]]:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.config import ClientSettings
-from fedsieve.federate.select import uniform
+from fedsieve.federate.select import by_size, highest, uniform
 from fedsieve.randomness import numpy_generator
 
 
@@ -26,3 +26,25 @@ def test_every_client_is_equally_likely() -> None:
     expected = rounds * per_round / count
     statistic = ((seen - expected) ** 2).sum() / (expected * (1 - per_round / count))
     assert 15 < statistic < 115  # 49 degrees of freedom
+
+
+def test_by_size_is_in_proportion_to_samples() -> None:
+    sizes = [10, 0, 30, 60]
+    drawn = [by_size(sizes, 1, np.random.default_rng(seed))[0] for seed in range(4000)]
+    counts = np.bincount(drawn, minlength=4)
+    assert counts[1] == 0
+    for client, share in ((0, 0.1), (2, 0.3), (3, 0.6)):
+        assert abs(counts[client] - 4000 * share) < 5 * np.sqrt(4000 * share * (1 - share))
+    assert by_size(sizes, 3, np.random.default_rng(0)) == [0, 2, 3]
+
+
+@given(
+    losses=st.dictionaries(st.integers(0, 50), st.floats(0, 5), min_size=1, max_size=12),
+    data=st.data(),
+)
+def test_highest_is_a_direct_reading(losses: dict[int, float], data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, len(losses)))
+    chosen = highest(losses, count)
+    assert chosen == sorted(set(chosen)) and len(chosen) == count and set(chosen) <= set(losses)
+    for client in losses.keys() - set(chosen):
+        assert all((losses[one], -one) > (losses[client], -client) for one in chosen)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
+from fedsieve.federate.versions import Versions
 from fedsieve.runs.checkpoint import Checkpoint, Progress, load_newest, save
 from fedsieve.runs.folder import RunFolder
 from fedsieve.workbench import Observer
@@ -147,22 +148,22 @@ def test_other_data_is_noticed(experiment: Maker, images: Path, tmp_path: Path) 
 
 @given(
     values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20),
-    clients=st.dictionaries(
-        st.integers(0, 99), st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=5), max_size=3
-    ),
+    changed=st.lists(st.integers(-1, 2**31 - 1), max_size=20),
+    seen=st.dictionaries(st.integers(0, 99), st.integers(-1, 500), max_size=3),
 )
-def test_checkpoints_come_back_as_they_were(tmp_path_factory, values, clients) -> None:
+def test_checkpoints_come_back_as_they_were(tmp_path_factory, values, changed, seen) -> None:
     folder = tmp_path_factory.mktemp("checkpoints")
-    states = {client: {"momentum": torch.tensor(state)} for client, state in clients.items()}
+    versions = Versions(torch.tensor(changed, dtype=torch.int32), 9, seen)
     progress = Progress(phase=1, round=2, rounds=7, seconds=0.1, best={"round": 1, "val_accuracy": 0.5})
+    oldest = []
     for rounds in (5, 6, 7):
         progress.rounds = rounds
-        save(folder, Checkpoint(progress, torch.tensor(values), None, states))
+        oldest.append(save(folder, Checkpoint(progress, torch.tensor(values), None, versions)))
+    assert oldest == [5, 5, 6]
     assert sorted(path.name for path in folder.iterdir()) == ["00000006.safetensors", "00000007.safetensors"]
     found, damaged = load_newest(folder)
     assert found is not None and not damaged
     assert found.progress == progress and found.best is None
     assert torch.equal(found.vector, torch.tensor(values))
-    assert {c: s["momentum"].tolist() for c, s in found.clients.items()} == {
-        c: s["momentum"].tolist() for c, s in states.items()
-    }
+    assert found.versions.changed.tolist() == changed
+    assert (found.versions.now, found.versions.seen) == (9, seen)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedsieve.federate.client import Update, touched_positions
+from fedsieve.federate.client import Update
 
 
 class FedAvg:
@@ -27,19 +27,23 @@ class FedAvg:
         self.total = torch.zeros(len(weights) if only_active else 1, dtype=torch.float64, device=weights.device)
 
     def add(self, update: Update) -> None:
-        weight, delta = self.weight_of(update), update.vectors["delta"]
-        if update.mask is None:
+        weight, delta, where = self.weight_of(update), update.vectors["delta"], update.positions(len(self.weights))
+        if where is None:
             self.sum.add_(delta, alpha=weight)
             self.total += weight
             return
-        where = touched_positions(update.mask, len(self.weights)).to(delta.device)
+        where = where.to(delta.device)
         self.sum.index_add_(0, where, delta.double(), alpha=weight)
         self.total[where if len(self.total) > 1 else slice(None)] += weight
 
     def finish(self) -> Tensor:
-        mean = self.sum / self.total.masked_fill(self.total == 0, 1.0)  # nobody's weight: its sum is 0
-        averaged = (self.weights.double() + mean).float()
-        return torch.where(self.sum == 0, self.weights, averaged)  # to the bit: -0.0 + 0.0 would be +0.0
+        return averaged(self.weights, self.sum, self.total)
+
+
+def averaged(weights: Tensor, sum: Tensor, total: Tensor) -> Tensor:
+    """weights + sum / total, computed in float64; where the sum is 0, the weights to the bit."""
+    mean = sum / total.masked_fill(total == 0, 1.0)  # nobody's weight: its sum is 0
+    return torch.where(sum == 0, weights, (weights.double() + mean).float())  # -0.0 + 0.0 would be +0.0
 
 
 WEIGHTINGS: dict[str, Callable[[Update], float]] = {

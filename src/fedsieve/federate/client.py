@@ -20,6 +20,7 @@ from fedsieve.sieve.sgdm import SparseSGDM
 
 if TYPE_CHECKING:
     from fedsieve.federate.masks import Masks
+    from fedsieve.federate.mixing import Mixing
 
 ClientState = dict[str, Tensor]  # what a client remembers between its rounds; empty for most methods
 
@@ -56,6 +57,7 @@ class Context:
     carry_momentum: bool
     seed: int
     masks: "Masks | None" = None  # None: all weights in scope may change
+    mixing: "Mixing | None" = None  # None: clients start from the weights that they receive
 
 
 @dataclass(frozen=True)
@@ -71,16 +73,22 @@ class Update:
     vectors: dict[str, Tensor]
     metrics: dict[str, float] = field(default_factory=dict)
     mask: Mask | None = None
+    mask_seed: int | None = None  # that the mask can be drawn from
+
+    def positions(self, size: int) -> Tensor | None:
+        """Where in the scope's vector the values of "delta" belong; None: everywhere."""
+        return None if self.mask is None else touched_positions(self.mask, size)
 
 
 def train_client(
     broadcast: Broadcast, data: ClientData, state: ClientState, context: Context
 ) -> tuple[Update, ClientState]:
-    """Local SGD from the broadcast weights; the update is the difference it made."""
-    scope, local, masks = context.scope, context.local, context.masks
+    """Local SGD from the broadcast weights; the update is the difference from them."""
+    scope, local, masks, mixing = context.scope, context.local, context.masks, context.mixing
     address = (broadcast.phase, broadcast.round, data.client)
     mask = touched = masks.mask(data, broadcast) if masks is not None else None
-    scope.write(broadcast.weights)
+    start = broadcast.weights if mixing is None else mixing.receive(data.client, broadcast.weights, state)
+    scope.write(start)
     torch.manual_seed(seed_at(context.seed, "dropout", *address))  # layers draw from torch's global generator
     optimizer = SparseSGDM(
         scope.named.items(),
@@ -93,8 +101,9 @@ def train_client(
         rescale=masks is not None and masks.settings.rescale,
     )
     handover = masks.settings.handover if masks is not None else "carry"
-    optimizer.import_momentum(state, handover)
-    if touched is not None and handover == "leak" and state:
+    momentum = {name: one for name, one in state.items() if name in ("momentum", "mask")}
+    optimizer.import_momentum(momentum, handover)
+    if touched is not None and handover == "leak" and momentum:
         touched = touched | Mask(touched.shapes, state["mask"].cpu())
     total, seen, step = torch.zeros((), device=broadcast.weights.device), 0, 0
     steps = number_of_steps(len(data), local)
@@ -108,15 +117,16 @@ def train_client(
                 done = (broadcast.round - 1 + step / steps) / broadcast.rounds
                 optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)
                 inputs = data.inputs(positions, torch_generator(context.seed, "augment", *address, step))
-                loss = nn.functional.cross_entropy(_scores(context, inputs, address), data.labels[positions])
+                loss = nn.functional.cross_entropy(_scores(context, inputs), data.labels[positions])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 total += loss.detach() * len(positions)
                 seen += len(positions)
                 step += 1
-    delta = scope.read().sub_(broadcast.weights)
-    drift = float(torch.linalg.vector_norm(delta))
+    trained = scope.read()
+    delta = trained - broadcast.weights
+    drift = float(torch.linalg.vector_norm(delta[: scope.weights]))
     train_loss = float(total) / seen
     if not (math.isfinite(train_loss) and math.isfinite(drift)):
         what = (
@@ -124,28 +134,31 @@ def train_client(
             if math.isfinite(train_loss)
             else f"the loss became {train_loss}"
         )
-        raise RunError(f"{_place(address)}: {what}; lower phases.*.local.lr or set clip_norm")
-    state = optimizer.export_momentum() if context.carry_momentum else {}
+        raise RunError(f"{what}; lower phases.*.local.lr or set clip_norm")
+    new_state = optimizer.export_momentum() if context.carry_momentum else {}
+    if mixing is not None:
+        new_state |= mixing.remember(trained)
+        moved = mixing.moved(broadcast.weights, start)
+        touched = touched | moved if touched is not None and not moved <= touched else touched
     metrics = {"train_loss": train_loss, "drift": drift}
-    if touched is not None:
-        delta, metrics["density"] = delta[touched_positions(touched, len(delta))], touched.density
-    return Update(data.client, len(data), {"delta": delta}, metrics, touched), state
+    if touched is None:
+        return Update(data.client, len(data), {"delta": delta}, metrics), new_state
+    seed = masks.seed_of(data.client, broadcast.round) if masks is not None and touched is mask else None
+    metrics["density"] = touched.density
+    delta = delta[touched_positions(touched, len(delta))]
+    return Update(data.client, len(data), {"delta": delta}, metrics, touched, seed), new_state
 
 
 def touched_positions(mask: Mask, size: int) -> Tensor:
     """Where in the scope's vector the values of a masked update belong: active weights, and all buffers behind them."""
-    return torch.cat((mask.unpack().nonzero().flatten(), torch.arange(mask.size, size)))
+    return torch.cat((mask.positions, torch.arange(mask.size, size))) if size > mask.size else mask.positions
 
 
-def _scores(context: Context, inputs: Tensor, address: tuple[str, int, int]) -> Tensor:
+def _scores(context: Context, inputs: Tensor) -> Tensor:
     try:
         return context.network(inputs)
     except ValueError as error:  # BatchNorm cannot learn from a batch of one
-        raise RunError(f"{_place(address)}: {error}; another phases.*.local.batch_size may help") from None
-
-
-def _place(address: tuple[str, int, int]) -> str:
-    return "phase {}, round {}, client {}".format(*address)
+        raise RunError(f"{error}; another phases.*.local.batch_size may help") from None
 
 
 def number_of_steps(samples: int, local: LocalSettings) -> int:

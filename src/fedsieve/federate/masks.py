@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,16 @@ from torch import Tensor, nn
 from fedsieve.config import MaskSettings
 from fedsieve.errors import InputError, RunError
 from fedsieve.federate.client import Broadcast, ClientData
+from fedsieve.federate.traffic import Traffic
 from fedsieve.model.flat import Scope
-from fedsieve.randomness import torch_generator
+from fedsieve.randomness import seed_at, torch_generator
 from fedsieve.sieve.calibrate import calibrate_mask, damped_sensitivity
 from fedsieve.sieve.mask import Mask, shapes_of
+
+if TYPE_CHECKING:
+    from fedsieve.federate.exchange import Exchange
+
+BYTES = "bytes.json"
 
 
 class Holders(Protocol):
@@ -49,7 +55,10 @@ class Masks:
         self.start = start  # the weights in scope at the phase's start
         self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
         self.shapes = shapes_of(scope.named.items())
+        self.exchange: Exchange | None = None  # how clients send their scores; None: nobody counts bytes
+        self.traffic = Traffic()  # of making the mask that all clients share: once, or in the round under way
         self._shared: Mask | None = None  # of the round under way
+        self._last_drawn: tuple[int, Mask] | None = None
         self._noted: set[str] = set()
         if settings.calibration_rounds > 1 and not settings.by_sensitivity and settings.file is None:
             self._note_once(f"calibration_rounds changes nothing for rule {settings.rule}; one is enough")
@@ -61,11 +70,14 @@ class Masks:
             self._shared = self._kept("shared", lambda: Mask.load(file))
         elif self.settings.is_shared and self.settings.refresh == "once":
             self._shared = self._kept("shared", lambda: self._calibrated(self._sources(), self.start))
+            if self.folder is not None and self.needs_everybody:
+                self.traffic = Traffic.load(self.folder / BYTES)
         return self._shared
 
     def begin_round(self, broadcast: Broadcast) -> None:
         """Before any client of a round: the mask that all of them share in it, if they do."""
         if self.settings.is_shared and self.settings.refresh == "round":
+            self.traffic, self._shared = Traffic(), None
             self._shared = self._calibrated(self._sources(), broadcast.weights, broadcast.round)
 
     def mask(self, data: ClientData, broadcast: Broadcast, epoch: int = 0) -> Mask:
@@ -81,18 +93,28 @@ class Masks:
             return self._calibrated([data], broadcast.weights, broadcast.round)
         return self._kept(f"client-{data.client:06d}", lambda: self._calibrated([data], self.start))
 
-    def bytes_of_calibration(self, clients: int, round: int) -> tuple[int, int]:
-        """What making a shared mask costs in this round: bytes (up, down)."""
-        if not self.settings.is_shared or self.settings.refresh == "epoch":
-            return 0, 0
-        if round > 1 and self.settings.refresh == "once":
-            return 0, 0
-        size = sum(one.numel() for one in self.scope.parameters)
-        bits = (size + 7) // 8
-        if self.settings.scope != "federated" or not self.settings.by_sensitivity:
-            return 0, clients * bits
-        rounds = self.settings.calibration_rounds  # the weights go down once, then scores up and a mask down each time
-        return clients * rounds * 4 * size, clients * (4 * len(self.start) + rounds * bits)
+    @property
+    def shared(self) -> Mask | None:
+        """The mask of the round under way that all clients have and the server knows, if there is one."""
+        return self._shared if self.settings.has_one_for_all else None
+
+    # A random mask is as good as the seed that it is drawn from.
+
+    def seed_of(self, client: int, round: int) -> int | None:
+        """The seed of a client's mask in a round; None unless it follows from a seed alone."""
+        settings = self.settings
+        if settings.rule != "random" or settings.file is not None or settings.refresh == "epoch":
+            return None
+        address = (round,) if settings.refresh == "round" else ()
+        return seed_at(self.seed, *self._place("all" if settings.is_shared else client, *address))
+
+    def drawn(self, seed: int) -> Mask:
+        """The random mask of a seed."""
+        if self._last_drawn is None or self._last_drawn[0] != seed:
+            generator = torch.Generator().manual_seed(seed)
+            mask = calibrate_mask(self.shapes, torch.empty(0), _no_scores, self.settings, generator)
+            self._last_drawn = seed, mask
+        return self._last_drawn[1]
 
     # How a mask comes about.
 
@@ -109,14 +131,18 @@ class Masks:
             self.scope.write(weights)
         settings = self.settings
         everybody = list(sources)
+        if self.exchange is not None and self.needs_everybody:
+            self.exchange.bring_up_to_date([data.client for data in everybody], self.scope.read(), self.traffic)
         per_round = sum(min(settings.fisher.samples, len(data)) for data in everybody)
         total_samples, done = settings.calibration_rounds * per_round, 0
         who = everybody[0].client if len(everybody) == 1 else "all"
-        place = ("mask", self.phase, who, *address)
+        place = self._place(who, *address)
 
         def scored(round: int, active: Mask) -> Tensor:
             nonlocal done
             total, count = None, 0
+            if self.exchange is not None and self.needs_everybody and round > 1:
+                self.traffic.down += len(everybody) * self.exchange.mask(active)
             for data in everybody:
                 generator = torch_generator(self.seed, *place, round, "labels", data.client)
                 part, number = damped_sensitivity(
@@ -128,6 +154,8 @@ class Masks:
                     settings.damping,
                     generator,
                 )
+                if self.exchange is not None and self.needs_everybody:
+                    part = self.exchange.scores(data.client, part, self.traffic)
                 total, count = part if total is None else total.add_(part), count + number
                 done += min(settings.fisher.samples, len(data))
                 if settings.is_shared:  # a bar for each client's own would only flicker
@@ -137,20 +165,28 @@ class Masks:
 
         vector = torch.cat([one.detach().flatten() for one in self.scope.parameters])
         try:
-            return calibrate_mask(self.shapes, vector, scored, settings, torch_generator(self.seed, *place))
+            mask = calibrate_mask(self.shapes, vector, scored, settings, torch_generator(self.seed, *place))
         except RunError as error:
             whose = "all clients" if settings.is_shared else f"client {who}"
             raise RunError(f"phase {self.phase}, mask of {whose}: {error}; more fisher.samples may help") from None
+        if self.exchange is not None and self.needs_everybody:
+            self.traffic.down += len(everybody) * self.exchange.mask(mask)
+        return mask
+
+    @property
+    def needs_everybody(self) -> bool:
+        """Whether all clients, chosen or not, take part in making the mask."""
+        return self.settings.scope == "federated" and self.settings.by_sensitivity
+
+    def _place(self, who: int | str, *address: int) -> tuple[int | str, ...]:
+        return ("mask", self.phase, who, *address)
 
     def _samples(self, data: ClientData, place: tuple[int | str, ...], round: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """A fresh draw of a client's samples, in batches."""
         asked = self.settings.fisher.samples
         if asked > len(data):
             self._note_once(f"phase {self.phase}: who has fewer than fisher.samples ({asked}) scores with all of them")
         generator = torch_generator(self.seed, *place, round, "samples", data.client)
-        order = torch.randperm(len(data), generator=generator)[:asked]
-        for positions in order.split(self.batch_size):
-            yield data.inputs(positions, generator), data.labels[positions]
+        return drawn_samples(data, asked, self.batch_size, generator)
 
     def _kept(self, name: str, make: Callable[[], Mask]) -> Mask:
         path = self.folder / f"{name}.safetensors" if self.folder else None
@@ -162,6 +198,8 @@ class Masks:
         mask = make()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if name == "shared" and self.needs_everybody:
+                self.traffic.save(path.with_name(BYTES))  # first: a mask that is there is not made again
             mask.save(path)
         return mask
 
@@ -169,3 +207,16 @@ class Masks:
         if text not in self._noted:
             self._noted.add(text)
             self.note(text)
+
+
+def drawn_samples(
+    data: ClientData, asked: int, batch_size: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """A fresh draw of a client's samples, in batches; all of them if it has no more than `asked`."""
+    order = torch.randperm(len(data), generator=generator)[:asked]
+    for positions in order.split(batch_size):
+        yield data.inputs(positions, generator), data.labels[positions]
+
+
+def _no_scores(round: int, active: Mask) -> Tensor:
+    raise AssertionError("a random mask looks at no sensitivity")

@@ -9,23 +9,30 @@ import torch
 from torch import Tensor
 
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update
+from fedsieve.model.flat import Scope
 
 
 def ridge_statistics(
     broadcast: Broadcast, data: ClientData, state: ClientState, context: Context
 ) -> tuple[Update, ClientState]:
-    """A client's sums: X'X, X'Y, the sums of X and Y, with X its features and Y its labels, one-hot."""
+    """A client's sums: X'X, X'Y, the sums of X and Y, with X its features and Y its labels, one-hot; all flat."""
     everything = torch.arange(len(data))
     features = data.inputs(everything, torch.Generator()).double()
     classes = context.scope.entries[-1].shape[0]  # the head's bias
     targets = torch.nn.functional.one_hot(data.labels[everything], classes).double()
     vectors = {
-        "gram": features.T @ features,
-        "cross": features.T @ targets,
+        "gram": (features.T @ features).flatten(),
+        "cross": (features.T @ targets).flatten(),
         "features": features.sum(dim=0),
         "targets": targets.sum(dim=0),
     }
     return Update(data.client, len(data), vectors), state
+
+
+def ridge_sizes(scope: Scope) -> dict[str, int]:
+    """The lengths of these sums for the head in scope."""
+    classes, width = scope.entries[0].shape
+    return {"gram": width * width, "cross": width * classes, "features": width, "targets": classes}
 
 
 class RidgeRegression:
@@ -43,8 +50,8 @@ class RidgeRegression:
 
     def finish(self) -> Tensor:
         mean_x, mean_y = self.sums["features"] / self.samples, self.sums["targets"] / self.samples
-        gram = self.sums["gram"] - self.samples * torch.outer(mean_x, mean_x)
-        cross = self.sums["cross"] - self.samples * torch.outer(mean_x, mean_y)
+        gram = self.sums["gram"].view(len(mean_x), -1) - self.samples * torch.outer(mean_x, mean_x)
+        cross = self.sums["cross"].view(len(mean_x), -1) - self.samples * torch.outer(mean_x, mean_y)
         penalty = self.penalty * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         weight = torch.linalg.solve(gram + penalty, cross).T
         bias = mean_y - weight @ mean_x

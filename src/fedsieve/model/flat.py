@@ -102,6 +102,7 @@ class Scope:
             else:
                 self.ranges.append((entry.start, entry.stop))
         self.size = sum(stop - start for start, stop in self.ranges)
+        self.weights = sum(entry.stop - entry.start for entry in entries if not entry.is_buffer)  # what a mask covers
 
     @property
     def parameters(self) -> list[nn.Parameter]:

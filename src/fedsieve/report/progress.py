@@ -43,6 +43,9 @@ class ProgressBar(Observer):
     def note(self, text: str) -> None:
         self.progress.console.print(f"note: {text}", soft_wrap=True)
 
+    def warning(self, text: str) -> None:
+        self.progress.console.print(f"warning: {text}", soft_wrap=True)
+
     def features(self, done: int, total: int) -> None:
         self._show_images("features", done, total)
 

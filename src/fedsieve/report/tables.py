@@ -7,6 +7,8 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
+from fedsieve.federate.traffic import size
+
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.calibration import Layers
 
@@ -17,14 +19,6 @@ def percent(value: float | None) -> str:
 
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
-
-
-def size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
 
 
 def duration(seconds: float) -> str:

@@ -9,11 +9,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import zstandard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedsieve.federate.client import ClientState
+from fedsieve.federate.versions import Versions
 from fedsieve.runs.atomic import written_atomically
 
 KEPT = 2  # the newest, and the one before in case the newest is damaged
@@ -37,33 +40,32 @@ class Checkpoint:
     progress: Progress
     vector: Tensor  # all weights
     best: Tensor | None  # the weights in scope at the best round so far, with `keep: best`
-    clients: dict[int, ClientState]
+    versions: Versions  # of the weights, and which of them clients hold
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint and delete all but the newest ones."""
-    tensors = {"vector": checkpoint.vector}
+def save(folder: Path, checkpoint: Checkpoint) -> int:
+    """Write a checkpoint and delete all but the newest ones; the rounds that were done at the oldest one left."""
+    versions = checkpoint.versions
+    tensors = {"vector": checkpoint.vector, "changed": _compressed(versions.changed)}
     if checkpoint.best is not None:
         tensors["best"] = checkpoint.best
-    for client, state in checkpoint.clients.items():
-        tensors |= {f"client/{client}/{name}": tensor for name, tensor in state.items()}
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    progress = json.dumps(asdict(checkpoint.progress))
+    progress = json.dumps({**asdict(checkpoint.progress), "version": versions.now, "seen": versions.seen})
     folder.mkdir(exist_ok=True)
     _write(folder / f"{checkpoint.progress.rounds:08d}.safetensors", progress, tensors)
-    for old in sorted(folder.glob("*.safetensors"))[:-KEPT]:
+    files = sorted(folder.glob("*.safetensors"))
+    for old in files[:-KEPT]:
         old.unlink()
+    return int(files[-KEPT:][0].stem)
 
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint; ValueError if a single bit of it is not as it was written."""
-    progress, tensors = _read(path)
-    clients: dict[int, ClientState] = {}
-    for name, tensor in tensors.items():
-        if name.startswith("client/"):
-            _, client, part = name.split("/")
-            clients.setdefault(int(client), {})[part] = tensor
-    return Checkpoint(Progress(**json.loads(progress)), tensors["vector"], tensors.get("best"), clients)
+    text, tensors = _read(path)
+    progress = json.loads(text)
+    seen = {int(client): version for client, version in progress.pop("seen").items()}
+    versions = Versions(_decompressed(tensors["changed"]), progress.pop("version"), seen)
+    return Checkpoint(Progress(**progress), tensors["vector"], tensors.get("best"), versions)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
@@ -75,6 +77,15 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
         except (ValueError, KeyError, TypeError):
             damaged.append(path)
     return None, damaged
+
+
+def _compressed(numbers: Tensor) -> Tensor:
+    """Long stretches of weights changed last in the same round, so this takes little room."""
+    return torch.from_numpy(np.frombuffer(zstandard.compress(numbers.numpy().data, 1), dtype=np.uint8).copy())
+
+
+def _decompressed(data: Tensor) -> Tensor:
+    return torch.from_numpy(np.frombuffer(zstandard.decompress(data.numpy().data), dtype=np.int32).copy())
 
 
 def save_vector(path: Path, vector: Tensor) -> None:

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,8 @@ from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
 from fedsieve.runs.atomic import flush_to_disk, write_text, written_atomically
-from fedsieve.runs.checkpoint import Checkpoint
+from fedsieve.runs.checkpoint import Checkpoint, Progress
+from fedsieve.runs.clients import ClientStore
 
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints; the first round always gets one
 
@@ -32,6 +34,7 @@ class RunFolder:
         self.damaged: list[Path] = []
         self._lock: IO[str] | None = None
         self._saved_at, self._save_took = float("-inf"), 0.0
+        self._stores: list[tuple[int, ClientStore]] = []  # of this phase and earlier ones, with the rounds before each
         self._refuse_unless_ours()
 
     def _refuse_unless_ours(self) -> None:
@@ -63,7 +66,7 @@ class RunFolder:
         """Make the folder, or go on with what is there: the newest checkpoint that can be trusted."""
         self._take()
         self._refuse_unless_ours()  # again: another process may have been here since
-        for path in self.path.rglob(".*.partial"):
+        for path in [*self.path.rglob(".*.partial"), *self.path.rglob(".tmp*")]:  # ours, and those of safetensors
             path.unlink()
         write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
         newest, self.damaged = checkpoint.load_newest(self.path / "checkpoints")
@@ -105,9 +108,26 @@ class RunFolder:
         start = time.monotonic()
         if (self.path / "metrics.jsonl").exists():
             flush_to_disk(self.path / "metrics.jsonl")  # a checkpoint must not know more rounds than they do
-        checkpoint.save(self.path / "checkpoints", state)
+        for _, store in self._stores:
+            store.flush()
+        oldest = checkpoint.save(self.path / "checkpoints", state)
+        self._tidy_stores(oldest)
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - start
+
+    def client_store(self, phase: str, progress: Progress) -> ClientStore:
+        """What clients remember between the rounds of a phase, as it was when `progress` was made."""
+        store = ClientStore(self.path / "clients" / phase)
+        store.rewind(progress.rounds)
+        self._stores.append((progress.rounds - progress.round, store))
+        return store
+
+    def _tidy_stores(self, oldest: int) -> None:
+        """Delete what no checkpoint needs, the oldest of which was made after so many rounds."""
+        for _, store in self._stores:
+            store.prune(oldest)
+        while len(self._stores) > 1 and self._stores[1][0] <= oldest:  # then the phase before is over for good
+            self._stores.pop(0)[1].clear()
 
     def start_of_phase(self, phase: str, weights: Tensor) -> Tensor:
         """The weights in scope when the phase began; kept, for clients calibrate masks from them at any later round."""
@@ -133,6 +153,8 @@ class RunFolder:
 
     def save_result(self, result: dict[str, Any]) -> None:
         write_text(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+        for name in ("clients", "mixing"):
+            shutil.rmtree(self.path / name, ignore_errors=True)  # nobody will train on
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -44,8 +44,7 @@ class Mask:
         """From one bool per weight."""
         if active.numel() != (weights := sum(map(_numel, shapes.values()))):
             raise ValueError(f"a mask of {weights} weights cannot be made of {active.numel()} bools")
-        packed = np.packbits(active.flatten().cpu().numpy(), bitorder="little")
-        return Mask(dict(shapes), torch.from_numpy(packed))
+        return Mask(dict(shapes), packed(active))
 
     @staticmethod
     def full(shapes: Shapes) -> "Mask":
@@ -80,6 +79,11 @@ class Mask:
     def active(self) -> int:
         """How many weights may change."""
         return int(ONES[self.bits.numpy()].sum(dtype=np.int64))
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The places of the active weights, ascending."""
+        return torch.from_numpy(np.flatnonzero(self.unpack().numpy()))
 
     @property
     def density(self) -> float:
@@ -171,6 +175,11 @@ class Mask:
         except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError):
             pass
         raise InputError(f"{path} is no mask, or a damaged one; give a file made by `fedsieve mask`")
+
+
+def packed(active: Tensor) -> Tensor:
+    """One bit for each bool, eight a byte, the first in the lowest bit."""
+    return torch.from_numpy(np.packbits(active.flatten().cpu().numpy(), bitorder="little"))
 
 
 def _unpack(bits: np.ndarray, start: int, stop: int) -> np.ndarray:

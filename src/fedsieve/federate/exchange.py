@@ -1,0 +1,194 @@
+"""Both ends of the wire in one phase: what clients and server tell each other, as bytes and back."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsieve.config import WireSettings
+from fedsieve.federate.client import ClientState, Update, touched_positions
+from fedsieve.federate.masks import Masks
+from fedsieve.federate.traffic import Traffic
+from fedsieve.federate.versions import NOTHING, Versions, outside
+from fedsieve.model.flat import Scope
+from fedsieve.randomness import torch_generator
+from fedsieve.sieve.mask import Mask, packed
+from fedsieve.wire import Encoded, Extent, Layout, Message, Vector, WireError, decode, encode, layout_fingerprint
+
+ALMOST_ALL = 0.95  # of the weights changed: then their positions may take more room than the others' values
+
+
+class Exchange:
+    """The messages of a phase. Both sides know its scope, and a mask that all clients share once it was sent."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        phase: str,
+        settings: WireSettings,
+        versions: Versions,
+        seed: int,
+        sums: Mapping[str, int] | None = None,
+        rounds_before: int = 0,
+    ) -> None:
+        """`sums` are the lengths of what clients send if it is not a change of weights; some rounds may be over."""
+        self.scope, self.phase, self.settings, self.seed = scope, phase, settings, seed
+        self.masks: Masks | None = None  # of the phase, if it has any
+        self.versions, self.started = versions, versions.now - rounds_before  # each round makes a version
+        self.replies = set(sums or {"delta"})
+        weights = scope.weights
+        self.rest = outside(scope)
+        self.rest_changed = versions.of(self.rest)  # these stand still in this phase
+        self.rest_newest = int(self.rest_changed.max()) if len(self.rest_changed) else NOTHING
+        vectors = {
+            "delta": Extent(weights, scope.size),
+            "mask": Extent(weights, weights),
+            "scores": Extent(weights, weights),
+            "weights": Extent(scope.size, scope.size),
+            "rest": Extent(len(self.rest_changed), len(self.rest_changed)),
+            **{name: Extent(size, size) for name, size in (sums or {}).items()},
+        }
+        fingerprint = layout_fingerprint(((entry.name, entry.shape) for entry in scope.entries), phase)
+        self.layout = Layout(fingerprint, vectors)
+
+    # Up: a client's update.
+
+    def encode_update(self, update: Update, round: int, state: ClientState) -> tuple[Encoded, ClientState]:
+        """The message of an update, and what the client keeps of what the message had no room for.
+
+        Where values are rounded to 8 bits, what rounding left out is added to the client's next update (error
+        feedback; Seide et al., Interspeech 2014), so that it is late but not lost.
+        """
+        vectors = {name: Vector(values.flatten().cpu()) for name, values in update.vectors.items()}
+        numbers = {"client": update.client, "round": round, "samples": update.samples, **update.metrics}
+        if update.mask is not None:
+            is_known = self._shared is not None and update.mask is self._shared
+            seed = None if is_known else update.mask_seed
+            vectors["delta"] = Vector(vectors["delta"].values, update.mask.bits, is_known, seed)
+        if self.settings.values != "int8" or "delta" not in vectors:
+            return self._encoded("update", numbers, vectors, self.settings.values), {}
+        late = state.get("late")
+        late = torch.zeros(self.scope.size) if late is None else late.clone()
+        where = slice(None) if update.mask is None else touched_positions(update.mask, self.scope.size)
+        wanted = vectors["delta"].values + late[where]
+        vectors["delta"] = replace(vectors["delta"], values=wanted)
+        generator = torch_generator(self.seed, "rounding", self.phase, round, update.client)
+        encoded = self._encoded("update", numbers, vectors, "int8", generator)
+        late[where] = wanted - self._decoded(encoded, "update").vectors["delta"].values
+        return encoded, {"late": late}
+
+    def decode_update(self, data: Any, client: int, round: int) -> Update:
+        """The update in a message, if it is one of this client in this round and all its numbers are finite."""
+        message = decode(data, self.layout, "update", self._known(), self._redraw)
+        numbers = dict(message.numbers)
+        if (numbers.pop("client", None), numbers.pop("round", None)) != (client, round):
+            raise WireError("the message is of another client or another round")
+        samples = numbers.pop("samples", math.nan)
+        if not (samples >= 1 and samples.is_integer()) or not all(map(math.isfinite, numbers.values())):
+            raise WireError("the message's numbers are not finite, or its samples no whole number")
+        if message.vectors.keys() != self.replies:
+            raise WireError(f"the message has other vectors than {', '.join(sorted(self.replies))}")
+        vectors, mask = {}, None
+        for name, vector in message.vectors.items():
+            if not torch.isfinite(vector.values).all():
+                raise WireError(f"the message's {name} has values that are not finite")
+            vectors[name] = vector.values.to(self.scope.model.vector.device)
+            if name == "delta" and vector.bits is not None:
+                mask = self._shared if vector.known else Mask(self._shapes, vector.bits)
+        return Update(client, int(samples), vectors, numbers, mask)
+
+    # Down: the weights, and a mask.
+
+    def bring_up_to_date(self, clients: Iterable[int], weights: Tensor, traffic: Traffic) -> None:
+        """Send clients what they lack of the weights, of which those in scope are `weights`.
+
+        With `broadcast: delta` each first says which version it saw last. Who saw the same gets the same message.
+        """
+        made: dict[int, int] = {}
+        for client in clients:
+            seen = self.versions.last_seen(client)
+            if seen not in made:
+                made[seen] = len(self.broadcast(seen, weights).data)
+            traffic.down += made[seen]
+            if self.settings.broadcast == "delta":
+                traffic.up += len(self._encoded("request", {"client": client, "seen": seen}, {}).data)
+            self.versions.saw(client)
+
+    def broadcast(self, seen: int, weights: Tensor) -> Encoded:
+        """The weights in scope that changed after version `seen` (or all of them), and whatever else is lacking."""
+        rest, numbers = {}, {"version": self.versions.now, "since": seen}
+        if self.rest_newest > seen:
+            vector, lacks = self.scope.model.vector, self.rest_changed > seen
+            values = torch.cat([vector[start:stop].cpu() for start, stop in self.rest])
+            rest["rest"] = Vector(values) if lacks.all() else Vector(values[lacks], packed(lacks))
+        made = [
+            self._encoded("broadcast", numbers, {"weights": way, **rest}) for way in self._ways(seen, weights.cpu())
+        ]
+        return min(made, key=lambda encoded: len(encoded.data))
+
+    def _ways(self, seen: int, weights: Tensor) -> list[Vector]:
+        """Ways to send what changed after version `seen`: with its positions, as part of a known mask, or all."""
+        lacks = self.versions.of(self.scope.ranges) > seen
+        if self.settings.broadcast == "full" or lacks.all():
+            return [Vector(weights)]
+        bits, shared = packed(lacks), self._shared
+        ways = [Vector(weights[lacks], bits)]
+        if shared is not None and shared.size == len(lacks) and not (bits & ~shared.bits).any():
+            ways.append(Vector(weights[shared.positions], shared.bits, known=True))
+        elif int(lacks.count_nonzero()) > ALMOST_ALL * len(lacks):
+            ways.append(Vector(weights))
+        return ways
+
+    def mask(self, mask: Mask, seed: int | None = None) -> int:
+        """The bytes of a mask that the server sends to a client."""
+        return len(self._encoded("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}).data)
+
+    def loss(self, client: int, loss: float) -> int:
+        """The bytes with which a candidate tells its loss."""
+        return len(self._encoded("loss", {"client": client, "loss": loss}, {}).data)
+
+    def scores(self, client: int, scores: Tensor, traffic: Traffic) -> Tensor:
+        """A client's sensitivity scores as they arrive at the server."""
+        encoded = self._encoded("scores", {"client": client}, {"scores": Vector(scores.cpu())})
+        traffic.up += len(encoded.data)
+        return self._decoded(encoded, "scores").vectors["scores"].values.to(scores.device)
+
+    def total_scores(self, total: Tensor) -> int:
+        """The bytes of the sum of all clients' scores."""
+        return len(self._encoded("scores", {}, {"scores": Vector(total.cpu())}).data)
+
+    # What both sides know.
+
+    @property
+    def _shared(self) -> Mask | None:
+        return self.masks.shared if self.masks is not None else None
+
+    @property
+    def _shapes(self) -> Any:
+        assert self.masks is not None
+        return self.masks.shapes
+
+    def _known(self) -> dict[str, Tensor]:
+        return dict.fromkeys(("delta", "weights"), self._shared.bits) if self._shared is not None else {}
+
+    def _redraw(self, seed: int) -> Tensor:
+        if self.masks is None:
+            raise WireError("the message speaks of a mask, and this phase has none")
+        return self.masks.drawn(seed).bits
+
+    def _encoded(
+        self,
+        kind: str,
+        numbers: Mapping[str, float],
+        vectors: Mapping[str, Vector],
+        values: str = "float32",
+        generator: torch.Generator | None = None,
+    ) -> Encoded:
+        message = Message(kind, {name: float(number) for name, number in numbers.items()}, vectors)
+        return encode(message, self.layout, values, self.settings.compress, generator)
+
+    def _decoded(self, encoded: Encoded, kind: str) -> Message:
+        return decode(encoded.data, self.layout, kind, self._known(), self._redraw)

@@ -1,0 +1,96 @@
+"""A round of secure aggregation: federated averaging of updates of which the server sees only the sum.
+
+Each client sends, hidden by noise that cancels in the sum (`privacy/zero_sum.py`), its update times its weight and
+behind it the few numbers that the server needs sums of: its weight, its samples, its loss times its samples, its
+drift. So the server learns sum_k a_k delta_k and sum_k a_k, whose ratio is the average, and no client's own.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.config import ClientSettings
+from fedsieve.errors import RunError
+from fedsieve.federate.aggregate import WEIGHTINGS, averaged
+from fedsieve.federate.client import Broadcast, Update, touched_positions
+from fedsieve.federate.exchange import Exchange
+from fedsieve.federate.traffic import Traffic
+from fedsieve.privacy.zero_sum import (
+    FixedPointError,
+    Participant,
+    Roster,
+    ZeroSum,
+    from_fixed_point,
+    to_fixed_point,
+)
+from fedsieve.sieve.mask import Mask
+from fedsieve.wire import Extent, Layout, Message, Vector, decode, encode
+
+SUMS = ("weight", "samples", "loss", "drift")  # behind the update
+
+
+class HiddenRound:
+    """`encode` at each client, `add` at the server, then `finish`."""
+
+    def __init__(
+        self, chosen: Sequence[int], broadcast: Broadcast, clients: ClientSettings, exchange: Exchange, place: str
+    ) -> None:
+        assert clients.zero_sum is not None
+        self.broadcast, self.place = broadcast, place
+        self.bits, self.weight_of, self.count = clients.zero_sum.bits, WEIGHTINGS[clients.weighting], len(chosen)
+        self.mask: Mask | None = exchange.masks.shared if exchange.masks is not None else None
+        self.positions = touched_positions(self.mask, len(broadcast.weights)) if self.mask is not None else None
+        size = (len(broadcast.weights) if self.positions is None else len(self.positions)) + len(SUMS)
+        people = {client: Participant(client) for client in chosen}
+        self.people, self.roster = people, Roster(place, {client: one.public_key for client, one in people.items()})
+        sizes = {"hidden": size, "key": 4, "keys": 5 * self.count}  # a key is four numbers, with a client's number five
+        vectors = {name: Extent(size, size) for name, size in sizes.items()}
+        self.layout = Layout(exchange.layout.fingerprint, vectors)
+        self.sum = ZeroSum(self.roster, size)
+        self.traffic = self._exchange_keys()
+
+    def _exchange_keys(self) -> Traffic:
+        """Everybody tells the server a public key and hears those of all."""
+        keys = {
+            client: torch.from_numpy(np.frombuffer(key, dtype="<i8").copy()) for client, key in self.roster.keys.items()
+        }
+        listed = torch.cat([torch.cat((torch.tensor([client]), key)) for client, key in keys.items()])
+        up = sum(len(self._encoded("key", key, {"client": client})) for client, key in keys.items())
+        return Traffic(up, self.count * len(self._encoded("keys", listed, {})))
+
+    def encode(self, update: Update) -> bytearray:
+        """A client's message; it means nothing without those of all others."""
+        if update.mask is not self.mask:
+            raise RunError("its mask is not the one that all share")
+        weight, metrics = self.weight_of(update), update.metrics
+        sums = [weight, update.samples, update.samples * metrics["train_loss"], metrics["drift"]]
+        values = torch.cat((update.vectors["delta"].cpu().double() * weight, torch.tensor(sums, dtype=torch.float64)))
+        try:
+            fixed = to_fixed_point(values, self.bits, self.count)
+        except FixedPointError as error:
+            raise RunError(f"{error}; set clients.secure={{zero_sum: {{bits: N}}}} with a smaller N") from None
+        hidden = self.people[update.client].masked(fixed, self.roster)
+        return self._encoded("hidden", hidden, {"client": update.client, "roster": self.roster.digest})
+
+    def add(self, client: int, data: Any) -> None:
+        message = decode(data, self.layout, "update")
+        if message.numbers.get("client") != client:
+            raise RunError("its message is of another client")
+        self.sum.add(client, int(message.numbers["roster"]), message.vectors["hidden"].values)
+
+    def finish(self) -> tuple[Tensor, dict[str, float]]:
+        """The new weights, and the sums by name."""
+        total = from_fixed_point(self.sum.finish(), self.bits)
+        delta, sums = total[: -len(SUMS)], dict(zip(SUMS, total[-len(SUMS) :].tolist(), strict=True))
+        weights = self.broadcast.weights
+        if self.positions is not None:
+            delta = torch.zeros(len(weights), dtype=torch.float64).index_copy_(0, self.positions, delta)
+        return averaged(weights, delta.to(weights.device), torch.tensor(sums["weight"], dtype=torch.float64)), sums
+
+    def _encoded(self, name: str, values: Tensor, numbers: dict[str, float]) -> bytearray:
+        kind = "update" if name == "hidden" else "keys"
+        numbers = {key: float(value) for key, value in numbers.items()}
+        return encode(Message(kind, numbers, {name: Vector(values)}), self.layout).data

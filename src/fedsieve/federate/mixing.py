@@ -1,0 +1,154 @@
+"""Fisher-weighted mixing: a client keeps the more of its own weights, the more they matter to its own data.
+
+On receiving the server's weights, client i goes on from
+
+    theta = beta * old + (1 - beta) * weights    with    beta = F_i / sum over all clients j of F_j,
+
+weight by weight, where `old` are its own weights after its last local training and F_i are its own Fisher scores
+(`sieve.sensitivity`). Where no client has a score, beta = 0.
+
+Between rounds a client remembers `old` and F_i in a small type. The scores are divided by a power of two, which
+costs no precision, so that they fit. The weights are rounded, and rounding must not move what nobody trained:
+where `old` is the server's weight rounded alike, the client takes the server's weight itself, to the bit.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsieve.config import FisherMixingSettings
+from fedsieve.errors import RunError
+from fedsieve.federate.client import ClientData, ClientState, Context
+from fedsieve.federate.exchange import Exchange
+from fedsieve.federate.masks import drawn_samples
+from fedsieve.federate.traffic import Traffic
+from fedsieve.randomness import torch_generator
+from fedsieve.runs.checkpoint import load_vector, save_vector
+from fedsieve.runs.clients import ClientStore
+from fedsieve.sieve.mask import Mask, shapes_of
+from fedsieve.sieve.sensitivity import sensitivity
+
+FLOAT16_TOP = 15  # scores are brought below 2^15: float16 ends just below 2^16, and rounding up must not reach that
+LARGEST_SCALE = 126  # 2^126 and 2^-126 are both ordinary float32 numbers
+EXPONENT = torch.int32
+ALL = -1  # in the place of a client's number
+
+
+def pack_scores(scores: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Scores >= 0 in a small type: fisher = scores * 2^-fisher_exponent, rounded.
+
+    The exponent brings the largest score into [2^14, 2^15). In float16, scores down to 2^-28 (4e-9) of the largest
+    then have a relative error of at most 2^-11, smaller ones an absolute one, and those below 2^-40 of it become
+    zero. The other types have a wider range than scores need.
+    """
+    largest = float(scores.max())
+    if not math.isfinite(largest):
+        raise RunError("the Fisher scores are not finite; the model's scores or gradients overflow")
+    exponent = max(math.frexp(largest)[1] - FLOAT16_TOP, -LARGEST_SCALE)
+    return {
+        "fisher": (scores.float() * 2.0**-exponent).to(dtype),
+        "fisher_exponent": torch.tensor(exponent, dtype=EXPONENT),
+    }
+
+
+def unpack_scores(state: Mapping[str, Tensor]) -> Tensor:
+    """The scores that `pack_scores` put into a client's state, as float32: fisher * 2^fisher_exponent."""
+    return state["fisher"].float() * 2.0 ** int(state["fisher_exponent"])
+
+
+def mix(weights: Tensor, old: Tensor, own: Tensor, total: Tensor) -> Tensor:
+    """theta = beta * old + (1 - beta) * weights with beta = own / total, wherever `old` is not `weights` rounded.
+
+    `weights` are the server's, of which the first len(own) are parameters; buffers behind them are never mixed.
+    `old` is in the type that the client remembers it in. `total` is the sum of all clients' scores as unpacked
+    from their states, so that the betas of all clients sum to 1.
+    """
+    parameters, old = weights[: len(own)], old[: len(own)]
+    mixed = (old != parameters.to(old.dtype)) & (own > 0) & (total > 0)
+    beta = (own / total).clamp_(0, 1).to(weights.dtype)
+    theta = weights.clone()
+    theta[: len(own)] = torch.where(mixed, parameters.lerp(old.to(weights.dtype), beta), parameters)
+    return theta
+
+
+def state_bytes(size: int, weights: int, dtype: torch.dtype) -> int:
+    """What a client remembers: `size` scores, their exponent, and `weights` old weights."""
+    return (size + weights) * dtype.itemsize + EXPONENT.itemsize
+
+
+class Mixing:
+    """The scores of all clients, made from the weights at the phase's start, and their sum; kept in `folder`."""
+
+    def __init__(
+        self,
+        settings: FisherMixingSettings,
+        context: Context,
+        phase: str,
+        folder: Path,
+        everybody: Callable[[], Iterator[ClientData]],
+        exchange: Exchange,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.settings, self.context, self.phase, self.folder = settings, context, phase, folder
+        self.everybody, self.exchange, self.progress = everybody, exchange, progress
+        self.dtype = getattr(torch, settings.dtype)
+        self.shapes = shapes_of(context.scope.named.items())
+        self.scores = ClientStore(folder)
+        self.traffic = Traffic()
+        self.total = torch.empty(0)
+
+    def begin_phase(self, clients: int) -> None:
+        """Every client scores its weights and sends the scores; the server sends everybody the sum."""
+        kept, scope = self.folder / "total.safetensors", self.context.scope
+        if kept.exists():
+            try:
+                self.total, self.traffic = load_vector(kept), Traffic.load(self.folder / "bytes.json")
+            except ValueError:
+                raise RunError(f"{kept} is damaged, so this run cannot go on; start it anew") from None
+            return
+        self.scores.clear()
+        masks = self.context.masks
+        if masks is not None and masks.shared is not None and not masks.needs_everybody:
+            self.traffic.down += clients * self.exchange.mask(masks.shared, masks.seed_of(ALL, 1))
+        self.exchange.bring_up_to_date(range(clients), scope.read(), self.traffic)
+        total = torch.zeros(scope.weights)
+        for done, data in enumerate(self.everybody(), 1):
+            packed = pack_scores(self._scored(data), self.dtype)
+            self.scores.write(data.client, 0, packed)
+            total += self.exchange.scores(data.client, unpack_scores(packed), self.traffic)
+            self.progress(done, clients)
+        self.traffic.down += clients * self.exchange.total_scores(total)
+        self.scores.flush()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.traffic.save(self.folder / "bytes.json")
+        save_vector(kept, total)
+        self.total = total
+
+    def _scored(self, data: ClientData) -> Tensor:
+        address = ("mixing", self.phase, data.client)
+        samples, labels = (torch_generator(self.context.seed, *address, what) for what in ("samples", "labels"))
+        fisher, batch_size = self.settings.fisher, self.context.local.batch_size
+        batches = drawn_samples(data, fisher.samples, batch_size, samples)
+        total, count = sensitivity(
+            self.context.network, self.context.scope.named, batches, fisher.kind, fisher.draws, labels
+        )
+        return (total / count).cpu()
+
+    # What a client does with them.
+
+    def receive(self, client: int, weights: Tensor, state: ClientState) -> Tensor:
+        """The weights that a client starts from, which are those it receives unless it remembers its own."""
+        if "old" not in state:
+            return weights
+        own = unpack_scores(self.scores.read(client)).to(weights.device)
+        return mix(weights, state["old"].to(weights.device), own, self.total.to(weights.device))
+
+    def remember(self, trained: Tensor) -> ClientState:
+        return {"old": trained[: len(self.total)].to(self.dtype).cpu()}
+
+    def moved(self, weights: Tensor, start: Tensor) -> Mask:
+        """Where mixing made the client start from another weight than it received."""
+        return Mask.pack(self.shapes, (weights != start)[: len(self.total)])
