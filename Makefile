@@ -14,6 +14,8 @@ test: .venv/installed-dev
 	$(BIN)/python -m pytest
 
 bench: .venv/installed
+	$(BIN)/python bench/wire.py
+	$(BIN)/python bench/drift.py
 	$(BIN)/python bench/sieve.py
 
 .venv/bin/python:

@@ -13,6 +13,7 @@ import torch
 
 from fedsieve.model.vit import ViT, ViTShape, initialize
 
+RESULTS = Path(__file__).with_name("results.json")
 VIT_S = ViTShape(image_size=56, patch_size=14, width=384, depth=12, heads=6, hidden=1536, layer_scale=True)
 
 
@@ -70,5 +71,18 @@ def _lines(path: str) -> list[str]:
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    path.write_text(json.dumps(results, indent=2) + "\n")
+def report(name: str, rows: list[dict[str, Any]]) -> None:
+    """Print a table with a mark at each bar that was missed, and keep the rows under `name` in results.json.
+
+    A row has what was measured, what it is compared to, their ratio, and `at_most` or `at_least`.
+    """
+    print(f"{'what':40} {'compared to':39} {'ratio':>6} {'half of the turns':>17} {'bar':>7}")
+    for row in rows:
+        spread = f"{row['low']:.3f} to {row['high']:.3f}" if "low" in row else ""
+        sign, bar = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
+        row["met"] = row["ratio"] >= bar if sign == "≥" else row["ratio"] <= bar
+        missed = "" if row["met"] else "  MISSED"
+        print(f"{row['what']:40} {row['to']:39} {row['ratio']:6.3f} {spread:>17} {sign + f' {bar:.2f}':>7}{missed}")
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**kept, name: {"machine": machine(), "rows": rows}}, indent=2) + "\n")
+    print(f"written to bench/{RESULTS.name}")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import ratio, side_by_side, timed, vit_s_classifier
+from common import ratio, report, side_by_side, timed, vit_s_classifier
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,10 +24,7 @@ AT_MOST = 0.03
 
 
 def main() -> None:
-    for row in drift_costs():
-        missed = "" if row["ratio"] <= row["at_most"] else "  MISSED"
-        spread = f"{row['low']:.3f} to {row['high']:.3f}"
-        print(f"{row['what']:40} {row['to']:39} {row['ratio']:6.3f} {spread:>17} {'≤':>2} {row['at_most']:.2f}{missed}")
+    report("drift", drift_costs())
 
 
 def drift_costs() -> list[dict[str, Any]]:

@@ -11,11 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import machine, ratio, side_by_side, timed, vit_s_classifier, write_results
+from common import ratio, report, side_by_side, timed, vit_s_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,16 +35,7 @@ def main() -> None:
         print(highest_memory(sys.argv[2], int(sys.argv[3])))
         return
     rows = [*training_steps(), *sensitivities(), *sensitivity_memory(), *optimizer_memory()]
-    print(f"{'what':40} {'compared to':39} {'ratio':>6} {'half of the turns':>16} {'bar':>7}")
-    for row in rows:
-        spread = f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else ""
-        sign, bar = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
-        row["met"] = row["ratio"] >= bar if sign == "≥" else row["ratio"] <= bar
-        missed = "" if row["met"] else "  MISSED"
-        print(f"{row['what']:40} {row['to']:39} {row['ratio']:6.2f} {spread:>17} {sign + f' {bar:.2f}':>7}{missed}")
-    path = Path(__file__).with_name("results.json")
-    write_results(path, {"machine": machine(), "sieve": rows})
-    print(f"written to bench/{path.name}")
+    report("sieve", rows)
 
 
 def some_data(samples: int) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ python bench/wire.py            # on one thread; writes "wire" in bench/results.
 Vectors are as long as a ViT-S, with random values; masks are random and of single weights.
 """
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
-from common import ratio, side_by_side, timed, write_results
+from common import ratio, report, side_by_side, timed
 from matplotlib import pyplot as plt
 from torch import Tensor
 
@@ -31,18 +30,9 @@ def main() -> None:
     torch.set_num_threads(1)
     sizes = {sparsity: message_sizes(sparsity) for sparsity in SPARSITIES}
     rows = [*position_sizes(), *smaller_than_dense(sizes), *speed_of_a_sparse_update(), *speed_of_a_dense_message()]
-    print(f"{'what':36} {'compared to':36} {'ratio':>6} {'half of the turns':>17} {'bar':>7}")
-    for row in rows:
-        spread = f"{row['low']:.2f} to {row['high']:.2f}" if "low" in row else ""
-        sign, bar = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
-        row["met"] = row["ratio"] >= bar if sign == "≥" else row["ratio"] <= bar
-        missed = "" if row["met"] else "  MISSED"
-        print(f"{row['what']:36} {row['to']:36} {row['ratio']:6.3f} {spread:>17} {sign + f' {bar:.2f}':>7}{missed}")
-    path = Path(__file__).with_name("results.json")
-    others = json.loads(path.read_text()) if path.exists() else {}
-    write_results(path, others | {"wire": rows})
+    report("wire", rows)
     draw(sizes)
-    print(f"written to bench/{path.name} and docs/{SIZES.name}")
+    print(f"written to docs/{SIZES.name}")
 
 
 def random_bits(sparsity: float, weights: int = WEIGHTS) -> tuple[Tensor, int]:

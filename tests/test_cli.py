@@ -196,6 +196,34 @@ BAD = {
         lambda t, b: ["phases.1.mask={sparsity: 0.9, unit: tensor, across: tensor}"],
         ["use across: model"],
     ),
+    "no such encoding": (
+        lambda t, b: ["wire.values=int4"],
+        ["wire.values is 'int4'", "float32 or float16 or bfloat16"],
+    ),
+    "no such broadcast": (lambda t, b: ["wire.broadcast=diff"], ["wire.broadcast is 'diff'", "full or delta"]),
+    "too few candidates": (
+        lambda t, b: ["clients.select={high_loss: {candidates: 2}}"],
+        ["candidates 2 are fewer than the 3 clients per round", "use 3 to 6"],
+    ),
+    "too many candidates": (
+        lambda t, b: ["clients.select={high_loss: {candidates: 7}}"],
+        ["candidates 7 are more than all 6", "use 3 to 6"],
+    ),
+    "unknown selection": (lambda t, b: ["clients.select=best"], ["'best'", "uniform or by_size or high_loss"]),
+    "minimum too large": (
+        lambda t, b: ["clients.minimum=4"],
+        ["minimum 4 is more than the 3 clients per round", "use 1 to 3"],
+    ),
+    "all clients fail": (lambda t, b: ["clients.fail_rate=1.0"], ["clients.fail_rate is 1.0", "less than 1"]),
+    "negative failures": (lambda t, b: ["clients.fail_rate=-0.1"], ["clients.fail_rate is -0.1", "equal to 0"]),
+    "all held out": (lambda t, b: ["clients.holdout=1.0"], ["clients.holdout is 1.0", "less than 1"]),
+    "negative holdout": (lambda t, b: ["clients.holdout=-0.5"], ["clients.holdout is -0.5", "equal to 0"]),
+    "unknown combination": (lambda t, b: ["clients.combine=some"], ["'some'", "all or active or fisher_mixing"]),
+    "a secret sum of different masks": (
+        lambda t, b: ["clients.secure=zero_sum", "phases.1.mask={sparsity: 0.9}"],
+        ["phases.1.mask gives clients masks of their own", "use scope: server or federated"],
+    ),
+    "unknown level": (lambda t, b: ["analyze.level=all"], ["analyze.level is 'all'", "none or basic or blocks"]),
     "no such partitioner": (
         lambda t, b: ["clients.split={kind: flwr, partitioner: IdPartitioner}"],
         ["IdPartitioner", "IidPartitioner"],

@@ -1,5 +1,7 @@
 """Sensitivity against its slow twin: one backward pass per sample, written out."""
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -193,3 +195,18 @@ def test_the_network_is_left_as_it_was(network: nn.Module) -> None:
     assert all(parameter.grad is None for parameter in network.parameters())
     assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
+
+
+def test_nothing_of_it_stays_in_memory() -> None:
+    """At once, not when the garbage collector comes by: in a round of many clients that may be too late."""
+    network = ViT(ViTShape(image_size=8, patch_size=4, width=16, depth=2, heads=2, hidden=32))
+    parameters = dict(network.named_parameters())
+    images, labels = torch.randn(3, 3, 8, 8), torch.tensor([0, 1, 2])
+    gc.disable()
+    try:
+        found, _ = sensitivity(network, parameters, [(images, labels)], "empirical")
+        kept = weakref.ref(found)
+        del found
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -151,8 +151,13 @@ class Exchange:
         return len(self._encoded("loss", {"client": client, "loss": loss}, {}).data)
 
     def scores(self, client: int, scores: Tensor, traffic: Traffic) -> Tensor:
-        """A client's sensitivity scores as they arrive at the server."""
-        encoded = self._encoded("scores", {"client": client}, {"scores": Vector(scores.cpu())})
+        """A client's sensitivity scores as they arrive at the server.
+
+        They span too many powers of ten for float16 and for blocks of int8, so where values are rounded, they become
+        bfloat16.
+        """
+        kind = "float32" if self.settings.values == "float32" else "bfloat16"
+        encoded = self._encoded("scores", {"client": client}, {"scores": Vector(scores.cpu())}, kind)
         traffic.up += len(encoded.data)
         return self._decoded(encoded, "scores").vectors["scores"].values.to(scores.device)
 

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from fedsieve.errors import InputError
+from fedsieve.federate.traffic import size
 from fedsieve.report.tables import percent
 from fedsieve.runs.atomic import written_atomically
 
@@ -38,11 +39,62 @@ def plot_curves(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     for axis, label in ((left, "validation accuracy"), (right, "training loss")):
         axis.set_xlabel("round")
         axis.set_ylabel(label)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color="#eeeeee")
+        _plain(axis)
     left.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
     left.legend(frameon=False)
     _save(figure, path)
+
+
+def plot_drift(runs: Mapping[str, list[dict[str, Any]]], path: Path, phase: str) -> None:
+    """How far clients drift in each round of a phase (mean, and from the least to the most), and their mean cosine."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    for (name, lines), (colour, style) in zip(runs.items(), _styles(len(runs)), strict=True):
+        rounds = [line for line in lines if line["phase"] == phase]
+        xs = [line["round"] for line in rounds]
+        left.plot(xs, [line["drift_mean"] for line in rounds], style, color=colour, label=name, markersize=4)
+        drifts = [list(line["drift"].values()) if line.get("drift") else [line["drift_mean"]] for line in rounds]
+        left.fill_between(xs, [min(one) for one in drifts], [max(one) for one in drifts], color=colour, alpha=0.08)
+        known = [(line["round"], line["cosine"]) for line in rounds if line.get("cosine") is not None]
+        if known:
+            right.plot(*zip(*known, strict=True), style, color=colour, label=name, markersize=4)
+    left.set_ylabel("drift of a client")
+    right.set_ylabel("mean cosine of two clients' updates")
+    for axis in (left, right):
+        axis.set_xlabel(f"round of {phase}")
+        axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
+        _plain(axis)
+    left.legend(frameon=False)
+    _save(figure, path)
+
+
+def plot_bytes(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
+    """Validation accuracy against all bytes sent so far, up and down; a ring where a new phase begins."""
+    figure, axis = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for (name, lines), (colour, style) in zip(runs.items(), _styles(len(runs)), strict=True):
+        sent = np.cumsum([line["bytes_up"] + line["bytes_down"] for line in lines])
+        known = [i for i, line in enumerate(lines) if line["val_accuracy"] is not None]
+        accuracies = np.array([lines[i]["val_accuracy"] for i in known])
+        axis.plot(sent[known], accuracies, style, color=colour, label=name, markersize=4)
+        starts = [k for k in range(1, len(known)) if lines[known[k]]["phase"] != lines[known[k] - 1]["phase"]]
+        axis.plot(sent[known][starts], accuracies[starts], "o", color=colour, fillstyle="none", markersize=9)
+    axis.set_xscale("log")
+    axis.set_xlabel("bytes sent, up and down")
+    axis.set_ylabel("validation accuracy")
+    axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda count, _: size(count).replace(".0", "")))
+    axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
+    _plain(axis)
+    axis.legend(frameon=False)
+    _save(figure, path)
+
+
+def _styles(count: int) -> list[tuple[str, str]]:
+    """A colour and a kind of line for each of `count` curves."""
+    return [(COLOURS[i % len(COLOURS)], (".-", ".--", ".:")[i // len(COLOURS) % 3]) for i in range(count)]
+
+
+def _plain(axis: Any) -> None:
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(color="#eeeeee")
 
 
 def plot_split(counts: np.ndarray, path: Path) -> None:

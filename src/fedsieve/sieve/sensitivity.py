@@ -232,7 +232,7 @@ def _watch(layer: nn.Module, totals: Totals, uses: list[bool], batch: int) -> Re
         return output
 
     if isinstance(layer, ViT):  # its own parameters have done their work when the first block begins
-        return layer.blocks[0].register_forward_pre_hook(lambda _, given: (watched(given[0], given[0]),))
+        return layer.blocks[0].register_forward_pre_hook(lambda _, given: (watched(given[0].detach(), given[0]),))
     return layer.register_forward_hook(lambda _, given, output: watched(given[0].detach() if given else None, output))
 
 
