@@ -79,7 +79,7 @@ def test_ctrl_c_says_how_to_go_on(fedsieve: Callable, file: Path, monkeypatch: p
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedsieve.experiment.Server.round", interrupt)
+    monkeypatch.setattr("fedsieve.phases.Server.round", interrupt)
     code, _, said = fedsieve("run", str(file), "--out", "run")
     assert code == 130 and said.startswith("error: interrupted") and "--resume" in said
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsieve import experiment as experiment_module
+from fedsieve import phases as phases_module
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
@@ -125,7 +125,7 @@ def test_the_frozen_prefix_changes_nothing_but_the_time(
     """Blocks 0 and 1 from the cache against computing them in every step, and evaluation alike."""
     settings = experiment(f"model.init={start}", edit("{blocks: [2], head: true}", "sparsity: 0.5"))
     through_cache = run(settings, tmp_path / "cached")
-    monkeypatch.setattr(experiment_module, "training_depth", lambda *_: 0)
+    monkeypatch.setattr(phases_module, "training_depth", lambda *_: 0)
     monkeypatch.setattr(Workbench, "begin_phase", lambda self, active: setattr(self, "depth", 0))
     plain = run(settings, tmp_path / "plain")
     for name, tensor in named(tmp_path / "cached").items():
@@ -332,10 +332,10 @@ def test_a_clients_training_does_not_depend_on_who_came_before(
         edit(mask=f"sparsity: 0.5, refresh: {refresh}"),
     ).resolved()
     bench = Workbench(settings, Observer())
-    (phase,) = experiment_module.plan(settings, bench)
+    (phase,) = phases_module.plan(settings, bench)
     bench.begin_phase(phase.scope.named)
     before = phase.scope.read()
-    masks = experiment_module.masks_of(settings, phase, bench, 0, before, None)
+    masks = phases_module.masks_of(settings, phase, bench, 0, before, None)
     context = Context(phase.scope, bench.classifier, phase.settings.local, False, settings.seed, masks)
     broadcast = Broadcast("edit", 1, 2, before)
 

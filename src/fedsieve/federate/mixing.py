@@ -100,14 +100,19 @@ class Mixing:
         self.traffic = Traffic()
         self.total = torch.empty(0)
 
-    def begin_phase(self, clients: int) -> None:
-        """Every client scores its weights and sends the scores; the server sends everybody the sum."""
+    def begin_phase(self, clients: int, is_new: bool) -> None:
+        """Every client scores its weights and sends the scores; the server sends everybody the sum.
+
+        If that was done before an interruption, its outcome is taken from `folder`.
+        """
         kept, scope = self.folder / "total.safetensors", self.context.scope
         if kept.exists():
             try:
                 self.total, self.traffic = load_vector(kept), Traffic.load(self.folder / "bytes.json")
             except ValueError:
                 raise RunError(f"{kept} is damaged, so this run cannot go on; start it anew") from None
+            if is_new:
+                self.exchange.versions.saw_all(clients)
             return
         self.scores.clear()
         masks = self.context.masks
