@@ -63,6 +63,12 @@ def test_presets_and_show(fedsieve: Callable) -> None:
     assert code == 0 and printed.startswith("seed: 5\n") and "optimizer_state: reset" in printed
 
 
+def test_what_a_run_says_of_its_clients(fedsieve: Callable, file: Path) -> None:
+    code, printed, _ = fedsieve("run", str(file), "evaluate.clients=true", "clients.fail_rate=0.3", "--out", "run")
+    assert code == 0 and "accuracy of clients: mean " in printed and ", worst tenth " in printed
+    assert "warning: phase head, round " in printed and " was left out: " in printed
+
+
 def test_cache(fedsieve: Callable, file: Path) -> None:
     fedsieve("run", str(file))
     assert not fedsieve("cache", "show")[1].endswith(": 0 B\n")

@@ -67,12 +67,14 @@ def run(
     folder = out or _new_folder(Path(experiment).stem)
     from fedsieve.experiment import run as run_experiment
     from fedsieve.report.progress import ProgressBar
-    from fedsieve.report.tables import result_table
+    from fedsieve.report.tables import result_table, spread_over_clients
 
     console = _console()
     with ProgressBar(console, f"{experiment} into {folder}") as bar:
         result = run_experiment(settings, folder, resume, bar)
     console.print(result_table(result))
+    if result.get("clients"):
+        console.print(spread_over_clients(result["clients"]), soft_wrap=True)
     console.print(f"written to {folder}", soft_wrap=True)
 
 

@@ -82,13 +82,17 @@ class HiddenRound:
         self.sum.add(client, int(message.numbers["roster"]), message.vectors["hidden"].values)
 
     def finish(self) -> tuple[Tensor, dict[str, float]]:
-        """The new weights, and the sums by name."""
+        """The new weights, and what can be said of all clients together: the mean of their losses and drifts."""
         total = from_fixed_point(self.sum.finish(), self.bits)
         delta, sums = total[: -len(SUMS)], dict(zip(SUMS, total[-len(SUMS) :].tolist(), strict=True))
         weights = self.broadcast.weights
         if self.positions is not None:
             delta = torch.zeros(len(weights), dtype=torch.float64).index_copy_(0, self.positions, delta)
-        return averaged(weights, delta.to(weights.device), torch.tensor(sums["weight"], dtype=torch.float64)), sums
+        metrics = {"train_loss": sums["loss"] / sums["samples"], "drift": sums["drift"] / self.count}
+        if self.mask is not None:
+            metrics["density"] = self.mask.density
+        total_weight = torch.tensor(sums["weight"], dtype=torch.float64)
+        return averaged(weights, delta.to(weights.device), total_weight), metrics
 
     def _encoded(self, name: str, values: Tensor, numbers: dict[str, float]) -> bytearray:
         kind = "update" if name == "hidden" else "keys"

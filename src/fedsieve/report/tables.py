@@ -52,6 +52,13 @@ def result_table(result: Mapping[str, Any]) -> Table:
     return table
 
 
+def spread_over_clients(clients: Mapping[str, Any]) -> str:
+    return (
+        f"accuracy of clients: mean {percent(clients['mean'])}, worst tenth {percent(clients['worst_tenth'])}, "
+        f"standard deviation {percent(clients['deviation'])}"
+    )
+
+
 def runs_table(results: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
     """One row for each run."""
     table = _table(["run", "test accuracy", "test loss", "best val", "sent up", "time"], title)
