@@ -63,27 +63,38 @@ def without_seconds(folder: Path) -> list[dict]:
 # ------------------------------------------------------------------------------------------- bytes
 
 
-def test_bytes_are_those_of_the_messages(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every message that is made is counted, once up or once down, and nothing else is."""
-    sizes = {"up": 0, "down": 0}
-    encode_update, broadcast = Exchange.encode_update, Exchange.broadcast
+@pytest.mark.parametrize("way", ["full", "delta"])
+def test_bytes_are_those_of_the_messages(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Every message is counted, up once, and down once for each client that gets it; and nothing else is."""
+    up, down = 0, {}
+    encoded, broadcast = Exchange._encoded, Exchange.broadcast
 
-    def counted_update(self, *arguments):
-        encoded, state = encode_update(self, *arguments)
-        sizes["up"] += len(encoded.data)
-        return encoded, state
+    def counted_up(self, kind, *arguments):
+        nonlocal up
+        message = encoded(self, kind, *arguments)
+        up += len(message.data) if kind in ("update", "request") else 0
+        return message
 
-    monkeypatch.setattr(Exchange, "encode_update", counted_update)
-    settings = experiment("wire.broadcast=full")
-    run(settings, tmp_path / "run")
-    result = read_result(tmp_path / "run")
-    assert result["bytes_up"] == sizes["up"] == sum(line["bytes_up"] for line in read_metrics(tmp_path / "run"))
+    def counted_down(self, seen, weights):
+        message = broadcast(self, seen, weights)
+        down[self.versions.now, seen] = len(message.data)
+        return message
+
+    monkeypatch.setattr(Exchange, "_encoded", counted_up)
+    monkeypatch.setattr(Exchange, "broadcast", counted_down)
+    settings = experiment(f"wire.broadcast={way}")
+    result = run(settings, tmp_path / "run")
+    lines, seen = read_metrics(tmp_path / "run"), {}
+    assert result["bytes_up"] == up == sum(line["bytes_up"] for line in lines)
     bench = Workbench(settings.resolved(), Observer())
     scopes = [bench.model.scope(part).size for part in ("head", "head", "head", "all", "all")]
-    for line, size in zip(read_metrics(tmp_path / "run"), scopes, strict=True):
-        assert 3 * 4 * size < line["bytes_down"] < 3 * (4 * size + HEADERS)
+    for version, (line, size) in enumerate(zip(lines, scopes, strict=True)):  # each round makes one
+        assert line["bytes_down"] == sum(down[version, seen.get(client, -1)] for client in line["clients"])
+        assert way == "delta" or 3 * 4 * size < line["bytes_down"] < 3 * (4 * size + HEADERS)
         assert line["encodings"] == {"dense float32": 3}
-    assert broadcast is Exchange.broadcast
+        seen |= dict.fromkeys(line["clients"], version)
 
 
 def test_masks_make_messages_small(experiment: Maker, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fedsieve.randomness import torch_generator
 from fedsieve.sieve.mask import Mask, packed
 from fedsieve.wire import Encoded, Extent, Layout, Message, Vector, WireError, decode, encode, layout_fingerprint
 
+ALL = -1  # in the place of a client's number
 ALMOST_ALL = 0.95  # of the weights changed: then their positions may take more room than the others' values
 
 
@@ -145,6 +146,11 @@ class Exchange:
     def mask(self, mask: Mask, seed: int | None = None) -> int:
         """The bytes of a mask that the server sends to a client."""
         return len(self._encoded("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}).data)
+
+    def shared_mask(self, round: int) -> int:
+        """The bytes of the mask that all clients have in a round: its seed, if it is a random one."""
+        assert self.masks is not None and self.masks.shared is not None
+        return self.mask(self.masks.shared, self.masks.seed_of(ALL, round))
 
     def loss(self, client: int, loss: float) -> int:
         """The bytes with which a candidate tells its loss."""

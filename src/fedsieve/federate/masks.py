@@ -131,8 +131,9 @@ class Masks:
             self.scope.write(weights)
         settings = self.settings
         everybody = list(sources)
-        if self.exchange is not None and self.needs_everybody:
-            self.exchange.bring_up_to_date([data.client for data in everybody], self.scope.read(), self.traffic)
+        exchange = self.exchange if self.needs_everybody else None  # else nobody sends anything
+        if exchange is not None:
+            exchange.bring_up_to_date([data.client for data in everybody], self.scope.read(), self.traffic)
         per_round = sum(min(settings.fisher.samples, len(data)) for data in everybody)
         total_samples, done = settings.calibration_rounds * per_round, 0
         who = everybody[0].client if len(everybody) == 1 else "all"
@@ -141,8 +142,8 @@ class Masks:
         def scored(round: int, active: Mask) -> Tensor:
             nonlocal done
             total, count = None, 0
-            if self.exchange is not None and self.needs_everybody and round > 1:
-                self.traffic.down += len(everybody) * self.exchange.mask(active)
+            if exchange is not None and round > 1:
+                self.traffic.down += len(everybody) * exchange.mask(active)
             for data in everybody:
                 generator = torch_generator(self.seed, *place, round, "labels", data.client)
                 part, number = damped_sensitivity(
@@ -154,8 +155,8 @@ class Masks:
                     settings.damping,
                     generator,
                 )
-                if self.exchange is not None and self.needs_everybody:
-                    part = self.exchange.scores(data.client, part, self.traffic)
+                if exchange is not None:
+                    part = exchange.scores(data.client, part, self.traffic)
                 total, count = part if total is None else total.add_(part), count + number
                 done += min(settings.fisher.samples, len(data))
                 if settings.is_shared:  # a bar for each client's own would only flicker
@@ -169,8 +170,8 @@ class Masks:
         except RunError as error:
             whose = "all clients" if settings.is_shared else f"client {who}"
             raise RunError(f"phase {self.phase}, mask of {whose}: {error}; more fisher.samples may help") from None
-        if self.exchange is not None and self.needs_everybody:
-            self.traffic.down += len(everybody) * self.exchange.mask(mask)
+        if exchange is not None:
+            self.traffic.down += len(everybody) * exchange.mask(mask)
         return mask
 
     @property

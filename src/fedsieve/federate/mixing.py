@@ -34,7 +34,6 @@ from fedsieve.sieve.sensitivity import sensitivity
 FLOAT16_TOP = 15  # scores are brought below 2^15: float16 ends just below 2^16, and rounding up must not reach that
 LARGEST_SCALE = 126  # 2^126 and 2^-126 are both ordinary float32 numbers
 EXPONENT = torch.int32
-ALL = -1  # in the place of a client's number
 
 
 def pack_scores(scores: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -117,7 +116,7 @@ class Mixing:
         self.scores.clear()
         masks = self.context.masks
         if masks is not None and masks.shared is not None and not masks.needs_everybody:
-            self.traffic.down += clients * self.exchange.mask(masks.shared, masks.seed_of(ALL, 1))
+            self.traffic.down += clients * self.exchange.shared_mask(round=1)
         self.exchange.bring_up_to_date(range(clients), scope.read(), self.traffic)
         total = torch.zeros(scope.weights)
         for done, data in enumerate(self.everybody(), 1):

@@ -12,14 +12,13 @@ from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
 from fedsieve.errors import InputError, RunError
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update
 from fedsieve.federate.drift import Interference
-from fedsieve.federate.exchange import Exchange
+from fedsieve.federate.exchange import ALL, Exchange
 from fedsieve.federate.hidden import HiddenRound
 from fedsieve.federate.select import by_size, highest, uniform
 from fedsieve.federate.traffic import Traffic
 from fedsieve.randomness import numpy_generator
 from fedsieve.wire import WireError
 
-ALL = -1  # in the place of a client's number
 OURS = (OSError, MemoryError, torch.OutOfMemoryError)  # these are no client's fault, and another run may not have them
 RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
 
@@ -174,8 +173,7 @@ class Server:
             is_new = masks.settings.refresh == "round"
             lacking = [one for one in clients if is_new or versions.last_seen(one) < self.exchange.started]
             if lacking:
-                seed = masks.seed_of(ALL, round.broadcast.round)
-                round.traffic.down += len(lacking) * self.exchange.mask(masks.shared, seed)
+                round.traffic.down += len(lacking) * self.exchange.shared_mask(round.broadcast.round)
         self.exchange.bring_up_to_date(clients, round.broadcast.weights, round.traffic)
 
     # What they reply.
