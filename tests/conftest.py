@@ -25,6 +25,7 @@ TINY = ViTShape(image_size=16, patch_size=8, width=64, depth=3, heads=1, hidden=
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDSIEVE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["FEDSIEVE_WORKERS"] = "1"  # starting processes for each of hundreds of tiny runs would take minutes
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from fedsieve.config import Experiment, PhaseSettings, RidgeHead
 from fedsieve.errors import InputError
-from fedsieve.experiment import configure_torch, run
+from fedsieve.experiment import run
 from fedsieve.federate.client import Broadcast
 from fedsieve.model.checkpoint import fill
 from fedsieve.model.classifier import read_classifier_file
 from fedsieve.model.flat import KINDS, kind_of
 from fedsieve.phases import Phase, masks_of, plan, training_depth
 from fedsieve.sieve.mask import FILE_NAME, Mask
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Observer, Workbench, configure_torch
 
 BEFORE = "before"  # beside it: the run of the phases before
 

@@ -1,7 +1,9 @@
 """The commands: parse, call, print. What they call is imported when it is needed, so that --help is quick."""
 
 import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,8 +59,10 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder under runs/.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="End with a table of where the time went.")] = False,
 ) -> None:
     """Run an experiment, and write its metrics, model and result to a folder."""
+    started = time.perf_counter()
     from fedsieve.experiment_file import load_experiment
 
     settings = load_experiment(experiment, overrides or [])
@@ -67,14 +71,20 @@ def run(
     folder = out or _new_folder(Path(experiment).stem)
     from fedsieve.experiment import run as run_experiment
     from fedsieve.report.progress import ProgressBar
-    from fedsieve.report.tables import result_table, spread_over_clients
+    from fedsieve.report.tables import result_table, spread_over_clients, times_table
+    from fedsieve.workbench import SYNCHRONIZE
 
+    if profile:
+        os.environ[SYNCHRONIZE] = "1"
+    loaded = time.perf_counter() - started
     console = _console()
     with ProgressBar(console, f"{experiment} into {folder}") as bar:
         result = run_experiment(settings, folder, resume, bar)
     console.print(result_table(result))
     if result.get("clients"):
         console.print(spread_over_clients(result["clients"]), soft_wrap=True)
+    if profile and bar.times is not None:  # else the run was finished before
+        console.print(times_table(bar.times, loaded))
     console.print(f"written to {folder}", soft_wrap=True)
 
 

@@ -432,7 +432,8 @@ class Experiment(Settings):
 
     seed: int = Field(42, ge=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int | Literal["auto"] = "auto"
+    workers: int | Literal["auto"] = "auto"  # processes that run clients; changes no result
+    threads: int | Literal["auto"] = "auto"  # of each of them; the last bits of results depend on it
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     clients: ClientSettings = ClientSettings()
@@ -441,14 +442,12 @@ class Experiment(Settings):
     analyze: AnalyzeSettings = AnalyzeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
 
-    @field_validator("threads", mode="before")
+    @field_validator("workers", "threads", mode="before")
     @classmethod
-    def _is_a_number_of_threads(cls, threads: Any) -> Any:
-        if threads != "auto" and (
-            isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 1024
-        ):
+    def _is_a_number_of_them(cls, number: Any) -> Any:
+        if number != "auto" and (isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= 1024):
             raise ValueError("use auto or a whole number from 1 to 1024")
-        return threads
+        return number
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Experiment":
@@ -508,19 +507,47 @@ class Experiment(Settings):
         model = self.model.model_copy(update={"backbone": backbone, "init": _absolute(self.model.init)})
         state = "carry" if self.clients.count == 1 else "reset"
         phases = tuple(phase.resolved(state) for phase in self.phases)
-        threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers, threads = self._processes(device)
         return self.model_copy(
             update={
                 "device": device,
-                "threads": threads if self.threads == "auto" else self.threads,
+                "workers": workers,
+                "threads": threads,
                 "data": data,
                 "model": model,
                 "phases": phases,
             }
         )
 
+    def _processes(self, device: str) -> tuple[int, int]:
+        """Workers, and threads of each: as many clients at once as there are cores, or GPUs, and clients in a round.
+
+        A client trains faster alone on a core than two after another on both, for threads wait for each other.
+        """
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        places = cores if self.threads == "auto" else max(1, cores // self.threads)
+        if device == "cuda":
+            import torch
+
+            places = torch.cuda.device_count()
+        in_a_round = self.clients.count if isinstance(self.model.head, RidgeHead) else self.clients.per_round
+        workers = min(_workers_allowed(places), in_a_round) if self.workers == "auto" else self.workers
+        return workers, max(1, cores // workers) if self.threads == "auto" else self.threads
+
+    def same_outcome(self, other: "Experiment") -> bool:
+        """Whether the other experiment ends in the same model, to the bit: how many work at it does not matter."""
+        return self.model_copy(update={"workers": 1}) == other.model_copy(update={"workers": 1})
+
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110)
+
+
+def _workers_allowed(places: int) -> int:
+    """What `workers: auto` may use: $FEDSIEVE_WORKERS, or all there is room for."""
+    text = os.environ.get("FEDSIEVE_WORKERS", str(places))
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"FEDSIEVE_WORKERS is '{text}'; give a whole number from 1 on, such as 2")
+    return int(text)
 
 
 def _absolute(path: str | None) -> str | None:

@@ -1,7 +1,7 @@
 """The one evaluator: accuracy and mean cross-entropy of a network on labelled samples, and how clients fare."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,16 +20,22 @@ class Score:
 
 
 @torch.no_grad()
-def evaluate(network: Callable[[Tensor], Tensor], inputs: Callable[[Tensor], Tensor], labels: Tensor) -> Score:
-    """Score `network` on samples with these labels; `inputs(numbers)` gives what the network takes for some of them."""
+def score_batch(network: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> tuple[Tensor, float]:
+    """Whether `network` is right about each of these samples, and the sum of its cross-entropies."""
+    scores = network(inputs).float()
+    truth = labels.to(scores.device)
+    loss = nn.functional.cross_entropy(scores, truth, reduction="sum").double()
+    return (scores.argmax(dim=1) == truth).cpu(), float(loss)
+
+
+def joined(batches: Iterable[tuple[np.ndarray, float]]) -> Score:
+    """The score of all samples from those of their batches, added in order."""
     correct, loss = [], 0.0
-    for batch in torch.arange(len(labels)).split(BATCH):
-        scores = network(inputs(batch)).float()
-        truth = labels[batch].to(scores.device)
-        correct.append((scores.argmax(dim=1) == truth).cpu())
-        loss += float(nn.functional.cross_entropy(scores, truth, reduction="sum").double())
-    right = torch.cat(correct)
-    return Score(int(right.sum()) / len(labels), loss / len(labels), right)
+    for right, batch_loss in batches:
+        correct.append(right.copy())
+        loss += batch_loss
+    everything = np.concatenate(correct)
+    return Score(int(everything.sum()) / len(everything), loss / len(everything), torch.from_numpy(everything))
 
 
 def by_class_shares(correct: np.ndarray, labels: np.ndarray, held: np.ndarray) -> list[float | None]:

@@ -9,12 +9,9 @@ before the run folder is made.
 """
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fedsieve.config import Experiment, PhaseSettings
 from fedsieve.errors import InputError, RunError
@@ -23,9 +20,11 @@ from fedsieve.federate.versions import Versions
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import Scope
 from fedsieve.phases import Phase, notes_on, plan, prepare
+from fedsieve.profile import Times, section, stopwatch
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Observer, Workbench, configure_torch
+from fedsieve.workers.crew import at_work
 
 
 def run(experiment: Experiment, out: Path, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
@@ -34,6 +33,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
     Ended at any moment, even by the power plug, and started again with `resume`, it ends in the same
     model to the last bit.
     """
+    stopwatch.start()
     experiment = experiment.resolved()
     observer = observer or Observer()
     folder = RunFolder(out, experiment, resume)
@@ -42,7 +42,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
         return read_result(out)
     configure_torch(experiment)
     bench = Workbench(experiment, observer)
-    phases = plan(experiment, bench)
+    phases, fingerprint = plan(experiment, bench), bench.fingerprint
     try:
         saved = folder.start()
         for path in folder.damaged:
@@ -50,8 +50,8 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
                 f"checkpoint {path.name} is damaged; {'going on from the one before' if saved else 'starting over'}"
             )
         versions = Versions.at_start(bench.model, experiment.clients.have_backbone)
-        state = saved or Checkpoint(Progress(fingerprint=bench.fingerprint), bench.model.vector, None, versions)
-        if state.progress.fingerprint != bench.fingerprint:
+        state = saved or Checkpoint(Progress(fingerprint=fingerprint), bench.model.vector, None, versions)
+        if state.progress.fingerprint != fingerprint:
             raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
         bench.model.vector.copy_(state.vector)
         state.vector = bench.model.vector  # from here on the model itself
@@ -61,10 +61,14 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
         observer.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
         clock = Clock(state.progress)
         test = None
-        for phase in phases[state.progress.phase :]:
-            test = run_phase(experiment, phase, bench, state, folder, clock)
-        result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
+        with at_work(experiment, bench, folder.path) as crew:
+            for phase in phases[state.progress.phase :]:
+                test = run_phase(experiment, phase, bench, state, folder, clock)
+            result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
         folder.save_result(result)
+        seconds = stopwatch.take()
+        of_workers, workers = (crew.seconds, crew.size) if crew is not None else ({}, 1)
+        observer.finished(Times(sum(seconds.values()), seconds, of_workers, workers))
         return result
     finally:
         folder.close()
@@ -92,8 +96,9 @@ def run_phase(
             evaluate_round(experiment, bench, scope, state, line)
         line["seconds"] = time.monotonic() - started
         clock.tick()
-        folder.add_metrics(line)
-        folder.save_checkpoint(state, force=progress.round == settings.rounds)
+        with section("files"):
+            folder.add_metrics(line)
+            folder.save_checkpoint(state, force=progress.round == settings.rounds)
         bench.observer.round(line)
 
     if state.best is not None:  # keep: best
@@ -190,10 +195,11 @@ def evaluate_run(path: Path) -> dict[str, dict[str, float | None]]:
     experiment = read_experiment(path).resolved()
     configure_torch(experiment)
     bench = Workbench(experiment, Observer(), load_classifier(path))
-    measured = {
-        **score_as("val", bench.score(bench.data.train, bench.validation)),
-        **score_as("test", bench.test_score()),
-    }
+    with at_work(experiment, bench, path):
+        measured = {
+            **score_as("val", bench.score(bench.data.train, bench.validation)),
+            **score_as("test", bench.test_score()),
+        }
     return {name: {"measured": value, "recorded": recorded[name]} for name, value in measured.items()}
 
 
@@ -209,13 +215,3 @@ class Clock:
         self.progress.seconds += now - self.last
         self.last = now
         return self.progress.seconds
-
-
-def configure_torch(experiment: Experiment) -> None:
-    """The same command on the same machine gives the same bits."""
-    assert experiment.threads != "auto"
-    torch.set_num_threads(experiment.threads)
-    if experiment.device == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False

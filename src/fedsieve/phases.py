@@ -11,6 +11,7 @@ from fedsieve.config import Experiment, HighLoss, LocalSettings, PhaseSettings, 
 from fedsieve.errors import InputError
 from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
+from fedsieve.federate.clients import Clients
 from fedsieve.federate.drift import Interference, block_ranges
 from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.masks import Masks
@@ -18,10 +19,11 @@ from fedsieve.federate.mixing import Mixing, state_bytes
 from fedsieve.federate.ridge import RidgeRegression, ridge_sizes, ridge_statistics
 from fedsieve.federate.server import Aggregator, Server
 from fedsieve.federate.traffic import size
+from fedsieve.federate.versions import Versions
 from fedsieve.model.features import feature_depth
 from fedsieve.model.flat import Scope
 from fedsieve.runs.checkpoint import Checkpoint
-from fedsieve.runs.folder import RunFolder
+from fedsieve.runs.folder import RunFolder, start_of_phase
 from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.workbench import DataHolders, Workbench
 
@@ -30,6 +32,7 @@ from fedsieve.workbench import DataHolders, Workbench
 class Phase:
     """A phase's settings, and what clients and server do in its rounds."""
 
+    number: int  # its place among all
     settings: PhaseSettings
     scope: Scope  # the weights that it may change
     clients: int  # per round
@@ -48,7 +51,7 @@ def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
         penalty, scope = head.ridge.penalty, bench.model.scope("head")
         regression = lambda _: RidgeRegression(penalty)  # noqa: E731
         sums = ridge_sizes(scope)
-        phases.append(Phase(once, scope, clients.count, ridge_statistics, regression, augments=False, sums=sums))
+        phases.append(Phase(0, once, scope, clients.count, ridge_statistics, regression, augments=False, sums=sums))
     weight_of, only_active = WEIGHTINGS[clients.weighting], clients.combine == "active"
     for number, settings in enumerate(experiment.phases):
         average = lambda weights: FedAvg(weights, weight_of, only_active)  # noqa: E731
@@ -56,7 +59,7 @@ def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
             scope = scope_of(settings, bench)
         except InputError as error:
             raise InputError(f"phases.{number}.mask.{error}") from None
-        phases.append(Phase(settings, scope, clients.per_round, train_client, average))
+        phases.append(Phase(len(phases), settings, scope, clients.per_round, train_client, average))
     return phases
 
 
@@ -77,70 +80,94 @@ def scope_of(settings: PhaseSettings, bench: Workbench) -> Scope:
 
 def prepare(experiment: Experiment, phase: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder) -> Server:
     """Everything that comes before a phase's next round: masks, frozen outputs, what clients remember."""
-    settings, scope, clients, seed = phase.settings, phase.scope, experiment.clients, experiment.seed
-    done = state.progress.round
-    exchange = Exchange(scope, settings.name, experiment.wire, state.versions, seed, phase.sums, rounds_before=done)
-    bench.begin_phase(scope.named)
-    depth = training_depth(experiment, phase, bench)
-    context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", seed)
-    if settings.mask is not None:
-        context = replace(context, masks=begin_masks(experiment, phase, bench, depth, exchange, folder, done == 0))
-        depth = training_depth(experiment, phase, bench)  # a mask for all may freeze more
-        context = replace(context, network=bench.network(depth))
-    if clients.mixing is not None and phase.sums is None:
-        place, everybody = folder.path / "mixing" / settings.name, DataHolders(bench, depth, 0, seed).clients
-        progress = bench.observer.calibration
-        mixing = Mixing(clients.mixing, context, settings.name, place, everybody, exchange, progress)
-        mixing.begin_phase(clients.count, is_new=done == 0)
-        context = replace(context, mixing=mixing)
-    if depth == feature_depth(bench.classifier):
-        bench.frozen_outputs(bench.data.train, bench.training, depth)  # now, not in the first round's time
+    settings, scope, clients, done = phase.settings, phase.scope, experiment.clients, state.progress.round
+    their_side = begin(experiment, phase, bench, state.versions, done, folder.path)
+    begin_masks(experiment, phase, bench, their_side, is_new=done == 0)
+    add_mixing(experiment, phase, bench, their_side, folder.path)
+    if their_side.context.mixing is not None:
+        their_side.context.mixing.begin_phase(clients.count, is_new=done == 0)
+    if training_depth(experiment, phase, bench) == feature_depth(bench.classifier):
+        bench.frozen_outputs(bench.data.train, bench.training, bench.depth)  # now, not in the first round's time
     level = "none" if clients.zero_sum or phase.sums else experiment.analyze.level
     blocks = block_ranges(scope.entries) if level == "blocks" else None
     return Server(
         settings=settings,
         clients=clients,
         per_round=phase.clients,
-        seed=seed,
-        update=phase.update,
+        seed=experiment.seed,
         aggregator=phase.aggregator,
-        context=context,
-        exchange=exchange,
+        their_side=their_side,
+        exchange=their_side.exchange,
         memory=folder.client_store(settings.name, state.progress),
-        data_of=lambda client: bench.client_data(client, depth),
-        loss_of=bench.client_loss,
+        ask=bench.ask,
         sizes=[len(own) for own in bench.split.clients],
         interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, bench.device),
         warn=bench.observer.warning,
     )
 
 
-def begin_masks(
-    experiment: Experiment,
-    phase: Phase,
-    bench: Workbench,
-    depth: int,
-    exchange: Exchange,
-    folder: RunFolder,
-    is_new: bool,
-) -> Masks:
+def begin(
+    experiment: Experiment, phase: Phase, bench: Workbench, versions: Versions, done: int, folder: Path
+) -> Clients:
+    """The clients' side of a phase of which some rounds may be done; masks and mixing begin next."""
+    settings, scope, seed = phase.settings, phase.scope, experiment.seed
+    exchange = Exchange(scope, settings.name, experiment.wire, versions, seed, phase.sums, rounds_before=done)
+    bench.phase = phase.number
+    bench.begin_phase(scope.named)
+    depth = training_depth(experiment, phase, bench)
+    context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", seed)
+    if settings.mask is not None:
+        now = scope.read()
+        start = start_of_phase(folder, settings.name, now).to(bench.device) if settings.mask.needs_start else now
+        masks = masks_of(experiment, phase, bench, depth, start, folder / "masks" / settings.name)
+        exchange.masks = masks
+        context = replace(context, masks=masks)
+    clients = Clients(
+        experiment.clients, seed, phase.update, context, exchange, lambda client: bench.client_data(client, depth)
+    )
+    bench.desk.handlers["reply"] = clients.reply
+    return clients
+
+
+def begin_masks(experiment: Experiment, phase: Phase, bench: Workbench, clients: Clients, is_new: bool) -> None:
     """The masks of a phase that is new or goes on; the bench knows what a mask for all clients freezes for good."""
-    settings, scope = phase.settings, phase.scope
-    assert settings.mask is not None
+    masks, exchange, scope = clients.context.masks, clients.exchange, phase.scope
+    if masks is None:
+        return
     now = scope.read()
-    start = folder.start_of_phase(settings.name, now).to(bench.device) if settings.mask.needs_start else now
-    masks = masks_of(experiment, phase, bench, depth, start, folder.path / "masks" / settings.name)
-    exchange.masks = masks
-    if is_new or settings.mask.refresh == "round":  # else what making masks costs is counted already
+    if is_new or masks.settings.refresh == "round":  # else what making masks costs is counted already
         masks.exchange = exchange
     mask = masks.begin_phase()
     scope.write(now)
-    if is_new and masks.needs_everybody and settings.mask.refresh == "once":
+    if is_new and masks.needs_everybody and masks.settings.refresh == "once":
         exchange.versions.saw_all(experiment.clients.count)  # even if that was before an interruption
     if mask is not None and not any(entry.is_buffer for entry in scope.entries):
         # What it freezes in all rounds need not be computed again (BatchNorm's statistics would move on).
         bench.begin_phase([name for name, count in mask.counts().items() if count])
-    return masks
+        depth = training_depth(experiment, phase, bench)
+        clients.context = replace(clients.context, network=bench.network(depth))
+        clients.data_of = lambda client: bench.client_data(client, depth)
+
+
+def add_mixing(experiment: Experiment, phase: Phase, bench: Workbench, clients: Clients, folder: Path) -> None:
+    """Let clients mix their own weights in, if they are to; the scores that they mix by are made next."""
+    settings = experiment.clients.mixing
+    if settings is None or phase.sums is not None:
+        return
+    name, depth = phase.settings.name, training_depth(experiment, phase, bench)
+    holders = DataHolders(bench, depth, 0, experiment.seed)
+    mixing = Mixing(
+        settings,
+        clients.context,
+        name,
+        folder / "mixing" / name,
+        holders,
+        clients.exchange,
+        bench.ask,
+        bench.observer.calibration,
+    )
+    bench.desk.handlers["fisher"] = mixing.fisher
+    clients.context = replace(clients.context, mixing=mixing)
 
 
 def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
@@ -193,7 +220,7 @@ def masks_of(
     settings = phase.settings
     assert settings.mask is not None
     samples = settings.mask.fisher.samples * settings.mask.calibration_rounds  # so that each round has fresh ones
-    return Masks(
+    masks = Masks(
         settings.mask,
         phase.scope,
         bench.network(depth),
@@ -203,6 +230,9 @@ def masks_of(
         start,
         DataHolders(bench, depth, samples, experiment.seed),
         folder,
-        bench.observer.note,
+        bench.ask,
+        bench.note,
         bench.observer.calibration,
     )
+    bench.desk.handlers["scores"] = masks.scores
+    return masks

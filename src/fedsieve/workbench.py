@@ -4,8 +4,10 @@ Making a workbench finds whatever is wrong with the input, and writes nothing bu
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,12 @@ from fedsieve.data.load import Dataset, Samples, load
 from fedsieve.data.split import Split, split_clients
 from fedsieve.data.transform import Transform
 from fedsieve.errors import InputError
-from fedsieve.evaluate import Score, by_class_shares, evaluate
+from fedsieve.evaluate import BATCH, Score, by_class_shares, joined, score_batch
 from fedsieve.federate.client import ClientData
+from fedsieve.federate.jobs import Answer, Ask, Desk, Job
 from fedsieve.model.classifier import Classifier, build_classifier
 from fedsieve.model.features import (
+    batch_outputs,
     feature_depth,
     frozen_depth,
     frozen_fingerprint,
@@ -29,10 +33,12 @@ from fedsieve.model.features import (
     network_behind,
     worth_keeping,
 )
-from fedsieve.model.flat import FlatModel
+from fedsieve.model.flat import FlatModel, merged
+from fedsieve.profile import Times, section, stopwatch
 from fedsieve.randomness import numpy_generator
 
 SERVER = -1  # in the place of a client's number
+SYNCHRONIZE = "FEDSIEVE_SYNCHRONIZE"  # set by --profile: a GPU is waited for, to know what takes the time
 SLOW = 2000  # so many images take long enough to show progress
 
 
@@ -45,13 +51,25 @@ class Observer:
     def calibration(self, done: int, total: int) -> None: ...
     def started(self, rounds: int, done: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
+    def finished(self, times: Times) -> None: ...
 
 
 class Workbench:
-    def __init__(self, experiment: Experiment, observer: Observer, classifier: Classifier | None = None) -> None:
+    """Its heavy work is cut into jobs, done at its own desk unless `ask` is someone else's."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        observer: Observer,
+        classifier: Classifier | None = None,
+        data: Dataset | None = None,
+    ) -> None:
         self.observer = observer
         self.device = experiment.device
-        self.data: Dataset = load(experiment.data)
+        self.desk = Desk()
+        self.desk.handlers |= {"score": self._score_batch, "outputs": self._outputs, "loss": self._loss}
+        self.ask: Ask = self.desk.ask
+        self.data: Dataset = data or load(experiment.data)
         self.training, self.validation = hold_out_validation(experiment, self.data)
         self.validation_sample = sample_validation(experiment, self.data, self.validation)
         self.split, self.held_out = hold_out_at_clients(
@@ -60,21 +78,43 @@ class Workbench:
         self.transform = Transform(experiment.data, self.data.train)
         self.classifier = classifier or build_classifier(experiment, self.data.classes)
         self.model = FlatModel(self.classifier, self.device)
-        self.fingerprint = fingerprint_of(self.data, self.model.vector)
+        self.phase = 0  # the place of the phase under way among all
+        self.begun = 0  # how often what stands still has changed
         self.depth = 0  # how much of the network stands still in the phase under way
+        self.moving: list[tuple[int, int]] = []  # the ranges of the model's vector that may change in it
         self._known: dict[str, Tensor] = {}  # features of the training and the test set
         self._fingerprints: dict[int, str] = {}  # of what stands still, by depth
+        self._noted: set[str] = set()
         for note in self.data.notes + self.split.notes:
-            observer.note(note)
+            self.note(note)
+
+    def note(self, text: str) -> None:
+        """Tell it to a person, once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.observer.note(text)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of all that a run starts from; to be asked for before the first weight changes."""
+        return fingerprint_of(self.data, self.model.vector)
 
     # How a phase sees the samples: where the network's beginning stands still, through the cache of its output.
 
     def begin_phase(self, active: Iterable[str]) -> None:
         """To be called when the tensors with these names are about to change."""
+        active = set(active)
         self.depth = frozen_depth(self.classifier, active)
         samples = len(self.data.train) + len(self.data.test)
         if not worth_keeping(self.classifier, self.depth, samples):
             self.depth = 0
+        entries = self.model.entries
+        self.moving = merged((entry.start, entry.stop) for entry in entries if entry.is_buffer or entry.name in active)
+        self.begun += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """What was known of the part that stands still: it may be another now."""
         self._known.clear()
         self._fingerprints.clear()
 
@@ -96,15 +136,45 @@ class Workbench:
         """Opened anew each time for a few samples (a client's), kept open for all."""
         if depth not in self._fingerprints:
             self._fingerprints[depth] = frozen_fingerprint(self.classifier, depth)
-        part = "test" if samples is self.data.test else "train"
+        part = self._part(samples)
         if positions is None and part in self._known:
             return self._known[part]
-        rows = frozen_outputs(
-            self.classifier, depth, self._fingerprints[depth], samples, positions, self.transform, self.device, progress
-        )
+        about, own = {"part": part, "depth": depth}, b"" if positions is None else positions.astype(np.int64)
+
+        def compute(starts: Iterable[int]) -> Iterator[np.ndarray]:
+            for answer in self.ask(Job("outputs", about | {"first": first}, own) for first in starts):
+                yield np.frombuffer(answer.data, np.float32)
+
+        with section("features"):
+            rows = frozen_outputs(
+                self.classifier,
+                depth,
+                self._fingerprints[depth],
+                samples,
+                positions,
+                self.transform,
+                self.device,
+                compute,
+                progress,
+            )
         if positions is None:
             self._known[part] = rows = rows.to(self.device)
         return rows
+
+    def _outputs(self, job: Job) -> Answer:
+        """The frozen part's outputs for one batch of samples."""
+        samples, positions = self._samples(job.about["part"]), np.frombuffer(job.data, np.int64)
+        first, depth = job.about["first"], job.about["depth"]
+        own = positions if len(positions) else np.arange(len(samples))
+        with section("features"):
+            rows = batch_outputs(self.classifier, depth, samples.images, own, first, self.transform, self.device)
+        return Answer({}, rows.numpy())
+
+    def _part(self, samples: Samples) -> str:
+        return "test" if samples is self.data.test else "train"
+
+    def _samples(self, part: str) -> Samples:
+        return self.data.test if part == "test" else self.data.train
 
     def client_data(self, client: int, depth: int) -> ClientData:
         """One client's own samples, as `network(depth)` takes them in training."""
@@ -123,21 +193,35 @@ class Workbench:
         """Accuracy and loss of the model on some samples; None without samples."""
         if not len(positions):
             return None
-        self.classifier.eval()
-        labels = samples.labels[torch.from_numpy(positions)]
         if self.depth:
-            inputs = self.frozen_outputs(samples, positions, self.depth)
-        else:
-            inputs = lambda batch: self.transform.evaluation(samples.images[positions[batch]].to(self.device))  # noqa: E731
-        return evaluate(self.network(self.depth), inputs, labels)
+            self.frozen_outputs(samples, positions, self.depth)  # so that whoever does a job finds them in the cache
+        about, own = {"part": self._part(samples), "depth": self.depth}, positions.astype(np.int64)
+        jobs = (Job("score", about | {"first": first}, own) for first in range(0, len(positions), BATCH))
+        with section("evaluate"):
+            return joined((np.frombuffer(answer.data, bool), answer.about["loss"]) for answer in self.ask(jobs))
+
+    def _score_batch(self, job: Job) -> Answer:
+        """The score of one batch of samples."""
+        samples, positions = self._samples(job.about["part"]), np.frombuffer(job.data, np.int64)
+        first, depth = job.about["first"], job.about["depth"]
+        batch = torch.arange(first, min(first + BATCH, len(positions)))
+        own = torch.from_numpy(positions)[batch]
+        with section("evaluate"):
+            self.classifier.eval()
+            if depth:
+                inputs = self.frozen_outputs(samples, positions, depth)(batch)
+            else:
+                inputs = self.transform.evaluation(samples.images[own].to(self.device))
+            correct, loss = score_batch(self.network(depth), inputs, samples.labels[own])
+        return Answer({"loss": loss}, correct.numpy())
 
     def test_score(self) -> Score | None:
         return self.score(self.data.test, np.arange(len(self.data.test)))
 
-    def client_loss(self, client: int) -> float:
-        """Of the model as it stands on the client's own training samples."""
-        score = self.score(self.data.train, self.training[self.split.clients[client]])
-        return score.loss if score is not None else 0.0
+    def _loss(self, job: Job) -> Answer:
+        """Of the model as it stands on a client's own training samples."""
+        score = self.score(self.data.train, self.training[self.split.clients[job.about["client"]]])
+        return Answer({"loss": score.loss if score is not None else 0.0})
 
     def client_accuracies(self, score: Score | None = None) -> list[float | None]:
         """Each client's accuracy on its own held-out samples or, without any, on the test set by its class shares.
@@ -165,8 +249,12 @@ class DataHolders:
     samples: int  # that the server has
     seed: int
 
-    def clients(self) -> Iterator[ClientData]:
-        return (self.bench.client_data(client, self.depth) for client in range(len(self.bench.split.clients)))
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [len(own) for own in self.bench.split.clients]
+
+    def client(self, client: int) -> ClientData:
+        return self.bench.client_data(client, self.depth)
 
     def server(self) -> ClientData:
         generator = numpy_generator(self.seed, "server samples")
@@ -235,3 +323,15 @@ def class_counts(experiment: Experiment) -> tuple[np.ndarray, list[str], list[st
     labels = data.train.labels.numpy()[training]
     counts = np.stack([np.bincount(labels[own], minlength=len(data.classes)) for own in split.clients])
     return counts, data.classes, data.notes + split.notes
+
+
+def configure_torch(experiment: Experiment, worker: int = 0) -> None:
+    """The same command on the same machine gives the same bits; workers take turns at the GPUs."""
+    assert experiment.threads != "auto"
+    torch.set_num_threads(experiment.threads)
+    if experiment.device == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+        torch.cuda.set_device(worker % torch.cuda.device_count())
+        stopwatch.synchronize = torch.cuda.synchronize if os.environ.get(SYNCHRONIZE) else None

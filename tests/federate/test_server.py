@@ -14,6 +14,7 @@ from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
 from fedsieve.federate import server as server_module
 from fedsieve.federate.client import batches
+from fedsieve.federate.clients import Clients
 from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.federate.server import Server
@@ -249,17 +250,17 @@ def test_too_few_replies_end_the_run(experiment: Maker, tmp_path: Path, head: st
 def test_a_client_that_raises_anything(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = experiment()
     client = read_first_clients(experiment, tmp_path)[0]
-    updated = Server._updated
+    updated = Clients._updated
 
-    def broken(self, data, *arguments):
+    def broken(self, broadcast, data, *arguments):
         if data.client == client:
             raise ZeroDivisionError("no such thing")
-        return updated(self, data, *arguments)
+        return updated(self, broadcast, data, *arguments)
 
-    monkeypatch.setattr(Server, "_updated", broken)
+    monkeypatch.setattr(Clients, "_updated", broken)
     run(settings, tmp_path / "run")
     assert read_metrics(tmp_path / "run")[0]["failed"] == {str(client): "ZeroDivisionError: no such thing"}
-    monkeypatch.setattr(server_module.Server, "_reply", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(Clients, "reply", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # a person's wish is no failure
         run(settings, tmp_path / "stopped")
 

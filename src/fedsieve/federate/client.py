@@ -13,6 +13,7 @@ from fedsieve.config import LocalSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.model.flat import Scope
+from fedsieve.profile import section
 from fedsieve.randomness import seed_at, torch_generator
 from fedsieve.sieve.mask import Mask
 from fedsieve.sieve.rows import only_active
@@ -116,11 +117,15 @@ def train_client(
             for positions in epoch_batches:
                 done = (broadcast.round - 1 + step / steps) / broadcast.rounds
                 optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)
-                inputs = data.inputs(positions, torch_generator(context.seed, "augment", *address, step))
-                loss = nn.functional.cross_entropy(_scores(context, inputs), data.labels[positions])
+                with section("transform"):
+                    inputs = data.inputs(positions, torch_generator(context.seed, "augment", *address, step))
+                with section("forward"):
+                    loss = nn.functional.cross_entropy(_scores(context, inputs), data.labels[positions])
                 optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+                with section("backward"):
+                    loss.backward()
+                with section("optimizer"):
+                    optimizer.step()
                 total += loss.detach() * len(positions)
                 seen += len(positions)
                 step += 1

@@ -32,36 +32,21 @@ from fedsieve.wire import Extent, Layout, Message, Vector, decode, encode
 SUMS = ("weight", "samples", "loss", "drift")  # behind the update
 
 
-class HiddenRound:
-    """`encode` at each client, `add` at the server, then `finish`."""
+class HiddenUpdates:
+    """What a client of a hidden round needs to know: who takes part, and what stands where in a message."""
 
-    def __init__(
-        self, chosen: Sequence[int], broadcast: Broadcast, clients: ClientSettings, exchange: Exchange, place: str
-    ) -> None:
+    def __init__(self, roster: Roster, broadcast: Broadcast, clients: ClientSettings, exchange: Exchange) -> None:
         assert clients.zero_sum is not None
-        self.broadcast, self.place = broadcast, place
-        self.bits, self.weight_of, self.count = clients.zero_sum.bits, WEIGHTINGS[clients.weighting], len(chosen)
+        self.roster, self.broadcast, self.count = roster, broadcast, len(roster.keys)
+        self.bits, self.weight_of = clients.zero_sum.bits, WEIGHTINGS[clients.weighting]
         self.mask: Mask | None = exchange.masks.shared if exchange.masks is not None else None
         self.positions = touched_positions(self.mask, len(broadcast.weights)) if self.mask is not None else None
-        size = (len(broadcast.weights) if self.positions is None else len(self.positions)) + len(SUMS)
-        people = {client: Participant(client) for client in chosen}
-        self.people, self.roster = people, Roster(place, {client: one.public_key for client, one in people.items()})
-        sizes = {"hidden": size, "key": 4, "keys": 5 * self.count}  # a key is four numbers, with a client's number five
+        self.size = (len(broadcast.weights) if self.positions is None else len(self.positions)) + len(SUMS)
+        sizes = {"hidden": self.size, "key": 4, "keys": 5 * self.count}  # a key is four numbers, with its client five
         vectors = {name: Extent(size, size) for name, size in sizes.items()}
         self.layout = Layout(exchange.layout.fingerprint, vectors)
-        self.sum = ZeroSum(self.roster, size)
-        self.traffic = self._exchange_keys()
 
-    def _exchange_keys(self) -> Traffic:
-        """Everybody tells the server a public key and hears those of all."""
-        keys = {
-            client: torch.from_numpy(np.frombuffer(key, dtype="<i8").copy()) for client, key in self.roster.keys.items()
-        }
-        listed = torch.cat([torch.cat((torch.tensor([client]), key)) for client, key in keys.items()])
-        up = sum(len(self._encoded("key", key, {"client": client})) for client, key in keys.items())
-        return Traffic(up, self.count * len(self._encoded("keys", listed, {})))
-
-    def encode(self, update: Update) -> bytearray:
+    def encode(self, update: Update, participant: Participant) -> bytearray:
         """A client's message; it means nothing without those of all others."""
         if update.mask is not self.mask:
             raise RunError("its mask is not the one that all share")
@@ -72,8 +57,40 @@ class HiddenRound:
             fixed = to_fixed_point(values, self.bits, self.count)
         except FixedPointError as error:
             raise RunError(f"{error}; set clients.secure={{zero_sum: {{bits: N}}}} with a smaller N") from None
-        hidden = self.people[update.client].masked(fixed, self.roster)
+        hidden = participant.masked(fixed, self.roster)
         return self._encoded("hidden", hidden, {"client": update.client, "roster": self.roster.digest})
+
+    def _encoded(self, name: str, values: Tensor, numbers: dict[str, float]) -> bytearray:
+        kind = "update" if name == "hidden" else "keys"
+        numbers = {key: float(value) for key, value in numbers.items()}
+        return encode(Message(kind, numbers, {name: Vector(values)}), self.layout).data
+
+
+class HiddenRound(HiddenUpdates):
+    """The server's side: `add` each message as it arrives, then `finish`."""
+
+    def __init__(
+        self, chosen: Sequence[int], broadcast: Broadcast, clients: ClientSettings, exchange: Exchange, place: str
+    ) -> None:
+        self.people = {client: Participant(client) for client in chosen}
+        roster = Roster(place, {client: one.public_key for client, one in self.people.items()})
+        super().__init__(roster, broadcast, clients, exchange)
+        self.sum = ZeroSum(roster, self.size)
+        self.traffic = self._exchange_keys()
+
+    def secret_of(self, client: int) -> dict[str, Any]:
+        """What a client knows: the public keys of all, and its own private key, which no real server would have."""
+        keys = {str(one): key.hex() for one, key in self.roster.keys.items()}
+        return {"place": self.roster.context, "keys": keys, "private": self.people[client].private_key().hex()}
+
+    def _exchange_keys(self) -> Traffic:
+        """Everybody tells the server a public key and hears those of all."""
+        keys = {
+            client: torch.from_numpy(np.frombuffer(key, dtype="<i8").copy()) for client, key in self.roster.keys.items()
+        }
+        listed = torch.cat([torch.cat((torch.tensor([client]), key)) for client, key in keys.items()])
+        up = sum(len(self._encoded("key", key, {"client": client})) for client, key in keys.items())
+        return Traffic(up, self.count * len(self._encoded("keys", listed, {})))
 
     def add(self, client: int, data: Any) -> None:
         message = decode(data, self.layout, "update")
@@ -93,8 +110,3 @@ class HiddenRound:
             metrics["density"] = self.mask.density
         total_weight = torch.tensor(sums["weight"], dtype=torch.float64)
         return averaged(weights, delta.to(weights.device), total_weight), metrics
-
-    def _encoded(self, name: str, values: Tensor, numbers: dict[str, float]) -> bytearray:
-        kind = "update" if name == "hidden" else "keys"
-        numbers = {key: float(value) for key, value in numbers.items()}
-        return encode(Message(kind, numbers, {name: Vector(values)}), self.layout).data

@@ -1,6 +1,6 @@
 """The masks of a phase: who calibrates them, from whose data, and when anew."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from fedsieve.config import MaskSettings
 from fedsieve.errors import InputError, RunError
 from fedsieve.federate.client import Broadcast, ClientData
+from fedsieve.federate.jobs import Answer, Ask, Job
 from fedsieve.federate.traffic import Traffic
 from fedsieve.model.flat import Scope
+from fedsieve.profile import section
 from fedsieve.randomness import seed_at, torch_generator
 from fedsieve.sieve.calibrate import calibrate_mask, damped_sensitivity
 from fedsieve.sieve.mask import Mask, shapes_of
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from fedsieve.federate.exchange import Exchange
 
 BYTES = "bytes.json"
+Place = tuple[int | str, ...]  # the beginning of the address of a mask's randomness
 
 
 class Holders(Protocol):
     """Whose data a mask that all clients share is calibrated from."""
 
-    def clients(self) -> Iterator[ClientData]: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...  # samples of each client
+    def client(self, client: int) -> ClientData: ...
     def server(self) -> ClientData: ...
 
 
@@ -47,6 +52,7 @@ class Masks:
         start: Tensor,
         holders: Holders,
         folder: Path | None = None,
+        ask: Ask | None = None,
         note: Callable[[str], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
@@ -54,14 +60,14 @@ class Masks:
         self.batch_size, self.phase, self.seed = batch_size, phase, seed
         self.start = start  # the weights in scope at the phase's start
         self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
+        self.ask: Ask = ask or (lambda jobs: map(self.scores, jobs))  # who lets clients score their weights
         self.shapes = shapes_of(scope.named.items())
         self.exchange: Exchange | None = None  # how clients send their scores; None: nobody counts bytes
         self.traffic = Traffic()  # of making the mask that all clients share: once, or in the round under way
         self._shared: Mask | None = None  # of the round under way
         self._last_drawn: tuple[int, Mask] | None = None
-        self._noted: set[str] = set()
         if settings.calibration_rounds > 1 and not settings.by_sensitivity and settings.file is None:
-            self._note_once(f"calibration_rounds changes nothing for rule {settings.rule}; one is enough")
+            self.note(f"calibration_rounds changes nothing for rule {settings.rule}; one is enough")
 
     def begin_phase(self) -> Mask | None:
         """The mask that all clients have in all rounds, if there is one."""
@@ -93,6 +99,11 @@ class Masks:
             return self._calibrated([data], broadcast.weights, broadcast.round)
         return self._kept(f"client-{data.client:06d}", lambda: self._calibrated([data], self.start))
 
+    def take_shared(self, mask: Mask) -> None:
+        """The mask that all clients share in the round under way, made by another process."""
+        if self._shared is None or not torch.equal(self._shared.bits, mask.bits):
+            self._shared = mask
+
     @property
     def shared(self) -> Mask | None:
         """The mask of the round under way that all clients have and the server knows, if there is one."""
@@ -118,47 +129,43 @@ class Masks:
 
     # How a mask comes about.
 
-    def _sources(self) -> list[ClientData] | Iterator[ClientData]:
+    def _sources(self) -> list[ClientData] | None:
+        """Whose data a mask for all is made from; None: that of all clients."""
         if not self.settings.by_sensitivity:
             return []
-        return self.holders.clients() if self.settings.scope == "federated" else [self.holders.server()]
+        return None if self.settings.scope == "federated" else [self.holders.server()]
 
-    def _calibrated(
-        self, sources: list[ClientData] | Iterator[ClientData], weights: Tensor | None, *address: int
-    ) -> Mask:
-        """From the data of `sources`, at `weights` (None: as the network stands)."""
-        if weights is not None:
-            self.scope.write(weights)
+    def _calibrated(self, sources: list[ClientData] | None, weights: Tensor | None, *address: int) -> Mask:
+        """From the data of `sources` (None: of all clients), at `weights` (None: as the network stands)."""
+        with section("calibrate"):
+            if weights is not None:
+                self.scope.write(weights)
+            return self._calibrated_here(sources, *address)
+
+    def _calibrated_here(self, sources: list[ClientData] | None, *address: int) -> Mask:
         settings = self.settings
-        everybody = list(sources)
-        exchange = self.exchange if self.needs_everybody else None  # else nobody sends anything
+        sizes = self.holders.sizes if sources is None else [len(data) for data in sources]
+        exchange = self.exchange if sources is None else None  # else nobody sends anything
         if exchange is not None:
-            exchange.bring_up_to_date([data.client for data in everybody], self.scope.read(), self.traffic)
-        per_round = sum(min(settings.fisher.samples, len(data)) for data in everybody)
-        total_samples, done = settings.calibration_rounds * per_round, 0
-        who = everybody[0].client if len(everybody) == 1 else "all"
+            exchange.bring_up_to_date(range(len(sizes)), self.scope.read(), self.traffic)
+        counted = [min(settings.fisher.samples, size) for size in sizes]
+        total_samples, done = settings.calibration_rounds * sum(counted), 0
+        alone = 0 if sources is None else sources[0].client if sources else None
+        who = alone if len(sizes) == 1 and alone is not None else "all"
         place = self._place(who, *address)
 
         def scored(round: int, active: Mask) -> Tensor:
             nonlocal done
             total, count = None, 0
             if exchange is not None and round > 1:
-                self.traffic.down += len(everybody) * exchange.mask(active)
-            for data in everybody:
-                generator = torch_generator(self.seed, *place, round, "labels", data.client)
-                part, number = damped_sensitivity(
-                    self.network,
-                    self.scope.named,
-                    self._samples(data, place, round),
-                    settings.fisher,
-                    active,
-                    settings.damping,
-                    generator,
-                )
+                self.traffic.down += len(sizes) * exchange.mask(active)
+            for samples, (client, part, number) in zip(
+                counted, self._scores(sources, place, round, active), strict=True
+            ):
                 if exchange is not None:
-                    part = exchange.scores(data.client, part, self.traffic)
-                total, count = part if total is None else total.add_(part), count + number
-                done += min(settings.fisher.samples, len(data))
+                    part = exchange.scores(client, part, self.traffic)
+                total, count = part.clone() if total is None else total.add_(part), count + number
+                done += samples
                 if settings.is_shared:  # a bar for each client's own would only flicker
                     self.progress(done, total_samples)
             assert total is not None
@@ -171,21 +178,50 @@ class Masks:
             whose = "all clients" if settings.is_shared else f"client {who}"
             raise RunError(f"phase {self.phase}, mask of {whose}: {error}; more fisher.samples may help") from None
         if exchange is not None:
-            self.traffic.down += len(everybody) * exchange.mask(mask)
+            self.traffic.down += len(sizes) * exchange.mask(mask)
         return mask
+
+    def _scores(
+        self, sources: list[ClientData] | None, place: Place, round: int, active: Mask
+    ) -> Iterator[tuple[int, Tensor, int]]:
+        """Each client's number, the sum of its samples' sensitivities, and how many samples these were."""
+        if sources is not None:
+            for data in sources:
+                yield data.client, *self._scored(data, place, round, active)
+            return
+        everybody, bits = range(len(self.holders.sizes)), active.bits.numpy()
+        jobs = (Job("scores", {"client": client, "place": place, "round": round}, bits) for client in everybody)
+        device = self.scope.model.vector.device
+        for client, answer in zip(everybody, self.ask(jobs), strict=True):
+            yield client, torch.frombuffer(answer.data, dtype=torch.float32).to(device), answer.about["samples"]
+
+    def scores(self, job: Job) -> Answer:
+        """What one client contributes to a mask that all share."""
+        client, place, round = job.about["client"], tuple(job.about["place"]), job.about["round"]
+        active = Mask(self.shapes, torch.frombuffer(bytearray(job.data), dtype=torch.uint8))
+        total, count = self._scored(self.holders.client(client), place, round, active)
+        return Answer({"samples": count}, total.cpu().numpy())
+
+    def _scored(self, data: ClientData, place: Place, round: int, active: Mask) -> tuple[Tensor, int]:
+        """`damped_sensitivity` from fresh samples of a client."""
+        settings, generator = self.settings, torch_generator(self.seed, *place, round, "labels", data.client)
+        batches = self._samples(data, place, round)
+        return damped_sensitivity(
+            self.network, self.scope.named, batches, settings.fisher, active, settings.damping, generator
+        )
 
     @property
     def needs_everybody(self) -> bool:
         """Whether all clients, chosen or not, take part in making the mask."""
         return self.settings.scope == "federated" and self.settings.by_sensitivity
 
-    def _place(self, who: int | str, *address: int) -> tuple[int | str, ...]:
+    def _place(self, who: int | str, *address: int) -> Place:
         return ("mask", self.phase, who, *address)
 
-    def _samples(self, data: ClientData, place: tuple[int | str, ...], round: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _samples(self, data: ClientData, place: Place, round: int) -> Iterator[tuple[Tensor, Tensor]]:
         asked = self.settings.fisher.samples
         if asked > len(data):
-            self._note_once(f"phase {self.phase}: who has fewer than fisher.samples ({asked}) scores with all of them")
+            self.note(f"phase {self.phase}: who has fewer than fisher.samples ({asked}) scores with all of them")
         generator = torch_generator(self.seed, *place, round, "samples", data.client)
         return drawn_samples(data, asked, self.batch_size, generator)
 
@@ -203,11 +239,6 @@ class Masks:
                 self.traffic.save(path.with_name(BYTES))  # first: a mask that is there is not made again
             mask.save(path)
         return mask
-
-    def _note_once(self, text: str) -> None:
-        if text not in self._noted:
-            self._noted.add(text)
-            self.note(text)
 
 
 def drawn_samples(

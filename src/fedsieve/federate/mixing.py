@@ -13,7 +13,7 @@ where `old` is the server's weight rounded alike, the client takes the server's 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -23,8 +23,10 @@ from fedsieve.config import FisherMixingSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.client import ClientData, ClientState, Context
 from fedsieve.federate.exchange import Exchange
-from fedsieve.federate.masks import drawn_samples
+from fedsieve.federate.jobs import Answer, Ask, Job
+from fedsieve.federate.masks import Holders, drawn_samples
 from fedsieve.federate.traffic import Traffic
+from fedsieve.profile import section
 from fedsieve.randomness import torch_generator
 from fedsieve.runs.checkpoint import load_vector, save_vector
 from fedsieve.runs.clients import ClientStore
@@ -87,12 +89,13 @@ class Mixing:
         context: Context,
         phase: str,
         folder: Path,
-        everybody: Callable[[], Iterator[ClientData]],
+        holders: Holders,
         exchange: Exchange,
+        ask: Ask,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.settings, self.context, self.phase, self.folder = settings, context, phase, folder
-        self.everybody, self.exchange, self.progress = everybody, exchange, progress
+        self.holders, self.exchange, self.ask, self.progress = holders, exchange, ask, progress
         self.dtype = getattr(torch, settings.dtype)
         self.shapes = shapes_of(context.scope.named.items())
         self.scores = ClientStore(folder)
@@ -119,17 +122,26 @@ class Mixing:
             self.traffic.down += clients * self.exchange.shared_mask(round=1)
         self.exchange.bring_up_to_date(range(clients), scope.read(), self.traffic)
         total = torch.zeros(scope.weights)
-        for done, data in enumerate(self.everybody(), 1):
-            packed = pack_scores(self._scored(data), self.dtype)
-            self.scores.write(data.client, 0, packed)
-            total += self.exchange.scores(data.client, unpack_scores(packed), self.traffic)
-            self.progress(done, clients)
+        jobs = (Job("fisher", {"client": client}) for client in range(clients))
+        for client, answer in enumerate(self.ask(jobs)):
+            exponent = torch.tensor(answer.about["exponent"], dtype=EXPONENT)
+            scores = torch.frombuffer(answer.data, dtype=torch.uint8).view(self.dtype)
+            packed = {"fisher": scores, "fisher_exponent": exponent}
+            self.scores.write(client, 0, packed)
+            total += self.exchange.scores(client, unpack_scores(packed), self.traffic)
+            self.progress(client + 1, clients)
         self.traffic.down += clients * self.exchange.total_scores(total)
         self.scores.flush()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.traffic.save(self.folder / "bytes.json")
         save_vector(kept, total)
         self.total = total
+
+    def fisher(self, job: Job) -> Answer:
+        """A client's scores as it remembers them."""
+        with section("calibrate"):
+            packed = pack_scores(self._scored(self.holders.client(job.about["client"])), self.dtype)
+        return Answer({"exponent": int(packed["fisher_exponent"])}, packed["fisher"].view(torch.uint8).numpy())
 
     def _scored(self, data: ClientData) -> Tensor:
         address = ("mixing", self.phase, data.client)

@@ -46,7 +46,7 @@ class RidgeRegression:
     def add(self, update: Update) -> None:
         self.samples += update.samples
         for name, vector in update.vectors.items():
-            self.sums[name] = self.sums[name] + vector if name in self.sums else vector
+            self.sums[name] = self.sums[name].add_(vector) if name in self.sums else vector.clone()
 
     def finish(self) -> Tensor:
         mean_x, mean_y = self.sums["features"] / self.samples, self.sums["targets"] / self.samples

@@ -1,26 +1,26 @@
 """The server's side of a phase: choose clients, send them the weights, gather their replies, combine them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
-from fedsieve.errors import InputError, RunError
-from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update
+from fedsieve.errors import RunError
+from fedsieve.federate.client import Broadcast, Update
+from fedsieve.federate.clients import OURS, Clients, reason_of
 from fedsieve.federate.drift import Interference
 from fedsieve.federate.exchange import ALL, Exchange
 from fedsieve.federate.hidden import HiddenRound
+from fedsieve.federate.jobs import Answer, Ask, Job
 from fedsieve.federate.select import by_size, highest, uniform
 from fedsieve.federate.traffic import Traffic
+from fedsieve.profile import section
 from fedsieve.randomness import numpy_generator
-from fedsieve.wire import WireError
-
-OURS = (OSError, MemoryError, torch.OutOfMemoryError)  # these are no client's fault, and another run may not have them
-RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
 
 
 class Aggregator(Protocol):
@@ -29,10 +29,11 @@ class Aggregator(Protocol):
 
 
 class Memory(Protocol):
-    """Where clients keep what they remember between rounds."""
+    """Where clients keep what they remember between rounds: a file each."""
 
-    def read(self, client: int) -> ClientState: ...
-    def write(self, client: int, round: int, state: ClientState) -> None: ...
+    def newest(self, client: int) -> Path | None: ...
+    def place(self, client: int, round: int) -> Path: ...
+    def keep(self, client: int, round: int) -> None: ...
     def commit(self) -> None: ...
     def rewind(self, round: int) -> None: ...
 
@@ -92,13 +93,11 @@ class Server:
     clients: ClientSettings
     per_round: int
     seed: int
-    update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
     aggregator: Callable[[Tensor], Aggregator]  # made anew each round, from the weights before it
-    context: Context
+    their_side: Clients
     exchange: Exchange
     memory: Memory
-    data_of: Callable[[int], ClientData]
-    loss_of: Callable[[int], float]  # of the model as it stands on a client's own samples
+    ask: Ask  # this process, or others
     sizes: Sequence[int]  # samples of each client
     interference: Callable[[], Interference | None]  # made anew each round
     warn: Callable[[str], None]
@@ -108,9 +107,9 @@ class Server:
 
         The new weights are in the model. Whatever goes wrong leaves them as they were, and all else, too.
         """
-        scope, versions = self.context.scope, self.exchange.versions
+        scope, versions = self.exchange.scope, self.exchange.versions
         before, seen = scope.read(), dict(versions.seen)
-        broadcast = Broadcast(self.settings.name, number, self.settings.rounds, before)
+        broadcast = self.their_side.broadcast = Broadcast(self.settings.name, number, self.settings.rounds, before)
         round = Round(broadcast, rounds_before + 1, self.interference())
         try:
             self._make_masks(round)
@@ -123,14 +122,15 @@ class Server:
             versions.seen = seen
             self.memory.rewind(rounds_before)
             raise
-        scope.write(after)
-        versions.record(scope, before, after)
-        self.memory.commit()
-        return round.line()
+        with section("aggregate"):
+            scope.write(after)
+            versions.record(scope, before, after)
+            self.memory.commit()
+            return round.line()
 
     def _make_masks(self, round: Round) -> None:
         """A mask for the round if it needs a new one; what making masks cost is part of the round that begins so."""
-        masks, mixing = self.context.masks, self.context.mixing
+        masks, mixing = self.their_side.context.masks, self.their_side.context.mixing
         if masks is not None:
             masks.begin_round(round.broadcast)
             if round.broadcast.round == 1 or masks.settings.refresh == "round":
@@ -157,7 +157,9 @@ class Server:
 
     def _losses(self, candidates: list[int], round: Round) -> dict[int, float]:
         """What each candidate tells of the weights on its own samples; who tells no number is left out."""
-        losses = {client: self.loss_of(client) for client in candidates}
+        jobs = [Job("loss", {"client": client}) for client in candidates]
+        told = zip(candidates, self.ask(jobs), strict=True)
+        losses = {client: float(answer.about["loss"]) for client, answer in told}
         round.traffic.up += sum(self.exchange.loss(client, loss) for client, loss in losses.items())
         scored = sum(self.sizes[client] for client in candidates)  # each in one forward pass
         for client in candidates:
@@ -168,87 +170,87 @@ class Server:
 
     def _send(self, clients: list[int], round: Round) -> None:
         """The weights, and before them a mask that all share to those who do not have it yet."""
-        masks, versions = self.context.masks, self.exchange.versions
+        masks, versions = self.their_side.context.masks, self.exchange.versions
         if masks is not None and masks.shared is not None and not masks.needs_everybody:
             is_new = masks.settings.refresh == "round"
             lacking = [one for one in clients if is_new or versions.last_seen(one) < self.exchange.started]
             if lacking:
                 round.traffic.down += len(lacking) * self.exchange.shared_mask(round.broadcast.round)
-        self.exchange.bring_up_to_date(clients, round.broadcast.weights, round.traffic)
+        with section("encode"):
+            self.exchange.bring_up_to_date(clients, round.broadcast.weights, round.traffic)
 
     # What they reply.
 
     def _gather(self, round: Round) -> Tensor:
         """The new weights from the replies that can be used, at least `clients.minimum` of them."""
         aggregator = self.aggregator(round.broadcast.weights)
-        for client in round.chosen:
-            data, remembered = self.data_of(client), self.memory.read(client)
+        for client, answer in self._replies(round):
             try:
-                update, state = self._reply(data, remembered, round)
+                update = self._update_in(answer, client, round)
             except OURS:
                 raise
-            except Exception as error:  # whatever goes wrong at a client, the others go on
-                round.failed[client] = _reason(error)
+            except Exception as error:  # whatever is wrong with a client's reply, the others go on
+                round.failed[client] = reason_of(error)
                 self.exchange.versions.seen.pop(client, None)  # it may hold anything now
                 continue
-            aggregator.add(update)
-            if round.interference is not None:
-                positions = update.positions(len(round.broadcast.weights))
-                round.interference.add(client, update.vectors["delta"], positions, update.mask)
+            with section("aggregate"):
+                aggregator.add(update)
+                if round.interference is not None:
+                    positions = update.positions(len(round.broadcast.weights))
+                    round.interference.add(client, update.vectors["delta"], positions, update.mask)
             round.samples[client], round.metrics[client] = update.samples, update.metrics
-            if state:
-                self.memory.write(client, round.of_all, state)
+            if answer.about["remembers"]:
+                self.memory.keep(client, round.of_all)
         self._must_be_enough(round)
-        return aggregator.finish()
+        with section("aggregate"):
+            return aggregator.finish()
 
-    def _reply(self, data: ClientData, remembered: ClientState, round: Round) -> tuple[Update, ClientState]:
-        """A client's update as it arrives at the server, and what the client remembers."""
-        number, failure = round.broadcast.round, self._injected_failure(data.client, round)
-        update, state = self._updated(data, remembered, round, failure)
-        encoded, late = self.exchange.encode_update(update, number, remembered)
-        if failure == GARBLES:
-            encoded.data[len(encoded.data) // 2] ^= 1
-        round.traffic.up += len(encoded.data)
-        round.traffic.encodings.update(encoded.encodings.values())
-        return self.exchange.decode_update(encoded.data, data.client, number), {**state, **late}
+    def _replies(self, round: Round, hidden: HiddenRound | None = None) -> Iterator[tuple[int, Answer]]:
+        """The clients' replies, those with most samples first: so that nobody waits for a long one at the end."""
+        order = sorted(round.chosen, key=lambda client: -self.sizes[client])
+        jobs = [
+            self.their_side.job(
+                client,
+                self.memory.newest(client),
+                self.memory.place(client, round.of_all),
+                hidden.secret_of(client) if hidden is not None else None,
+            )
+            for client in order
+        ]
+        return zip(order, self.ask(jobs), strict=True)
 
-    def _updated(
-        self, data: ClientData, remembered: ClientState, round: Round, failure: str | None
-    ) -> tuple[Update, ClientState]:
-        """What a client does by itself: its update, and what it remembers."""
-        if failure == RAISES:
-            raise RunError("it raised, as clients.fail_rate asks")
-        self.context.scope.prepare_training()
-        update, state = self.update(round.broadcast, data, remembered, self.context)
-        if failure == SENDS_NAN:
-            next(iter(update.vectors.values()))[0] = torch.nan
-        return update, state
+    def _update_in(self, answer: Answer, client: int, round: Round) -> Update:
+        """A client's update as it arrives at the server."""
+        if "failed" in answer.about:
+            raise RunError(answer.about["failed"])
+        round.traffic.up += len(answer.data)
+        round.traffic.encodings.update(answer.about["encodings"])
+        with section("decode"):
+            return self.exchange.decode_update(answer.data, client, round.broadcast.round)
 
     def _gather_hidden(self, round: Round) -> Tensor:
         """The new weights from the sum of all replies, none of which the server can read by itself."""
         self._must_be_enough(round)  # of those who told their losses
         hidden = HiddenRound(round.chosen, round.broadcast, self.clients, self.exchange, round.place)
         round.traffic += hidden.traffic
-        for client in round.chosen:
-            data, remembered = self.data_of(client), self.memory.read(client)
-            failure = self._injected_failure(client, round)
+        for client, answer in self._replies(round, hidden):
             try:
-                update, state = self._updated(data, remembered, round, failure)
-                message = hidden.encode(update)
-                if failure == GARBLES:
-                    message[len(message) // 2] ^= 1
-                round.traffic.up += len(message)
-                hidden.add(client, message)
+                if "failed" in answer.about:
+                    raise RunError(answer.about["failed"])
+                round.traffic.up += len(answer.data)
+                with section("aggregate"):
+                    hidden.add(client, answer.data)
             except OURS:
                 raise
             except Exception as error:
                 raise RunError(
-                    f"{round.place}: client {client} left ({_reason(error)}), and clients.secure: zero_sum needs every "
-                    f"client of a round; nothing was aggregated"
+                    f"{round.place}: client {client} left ({reason_of(error)}), and clients.secure: zero_sum needs "
+                    "every client of a round; nothing was aggregated"
                 ) from error
-            if state:
-                self.memory.write(client, round.of_all, state)
-        after, round.metrics[ALL] = hidden.finish()
+            if answer.about["remembers"]:
+                self.memory.keep(client, round.of_all)
+        with section("aggregate"):
+            after, round.metrics[ALL] = hidden.finish()
         round.samples[ALL] = 1
         return after
 
@@ -262,13 +264,3 @@ class Server:
                 f"{round.place}: {left} of {self.per_round} clients replied, fewer than "
                 f"clients.minimum {self.clients.minimum}; client {client}: {reason}"
             )
-
-    def _injected_failure(self, client: int, round: Round) -> str | None:
-        """One of three failures, for a share `clients.fail_rate` of all replies."""
-        generator = numpy_generator(self.seed, "fail", self.settings.name, round.broadcast.round, client)
-        return INJECTED[generator.integers(3)] if generator.random() < self.clients.fail_rate else None
-
-
-def _reason(error: Exception) -> str:
-    is_ours = isinstance(error, RunError | InputError | WireError)
-    return str(error) if is_ours else f"{type(error).__name__}: {error}"

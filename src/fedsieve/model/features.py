@@ -89,6 +89,21 @@ def frozen_fingerprint(model: Classifier, depth: int) -> str:
 
 
 @torch.no_grad()
+def batch_outputs(
+    model: Classifier,
+    depth: int,
+    images: Tensor,
+    positions: np.ndarray,
+    first: int,
+    transform: Transform,
+    device: str,
+) -> Tensor:
+    """The output at `depth` for a batch of the images at `positions`, from number `first` on, one row each."""
+    model.eval()
+    batch = images[torch.from_numpy(positions[first : first + BATCH])].to(device)
+    return frozen_part(model, depth)(transform.evaluation(batch)).float().cpu()
+
+
 def frozen_outputs(
     model: Classifier,
     depth: int,
@@ -97,19 +112,25 @@ def frozen_outputs(
     positions: np.ndarray | None,
     transform: Transform,
     device: str,
+    compute: Callable[[Iterable[int]], Iterator[np.ndarray]],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tensor:
-    """The output at `depth` for the samples at `positions` (None: all) in their evaluation view, one row each."""
-    images = samples.images if positions is None else samples.images[torch.from_numpy(positions)]
-    part = frozen_part(model, depth)
+    """The output at `depth` for the samples at `positions` (None: all) in their evaluation view, one row each.
 
-    def compute(first: int) -> Iterator[np.ndarray]:
-        model.eval()
-        for start in range(first, len(images), BATCH * BATCHES_PER_BLOCK):
-            block = images[start : start + BATCH * BATCHES_PER_BLOCK].split(BATCH)
-            parts = [part(transform.evaluation(batch.to(device))).float().cpu() for batch in block]
-            progress(min(len(images), start + BATCH * BATCHES_PER_BLOCK), len(images))
-            yield torch.cat(parts).numpy()
+    They are taken from the cache, or from `compute`, which gives the rows of the batches that begin at some numbers.
+    """
+    count, columns = len(samples) if positions is None else len(positions), _row_width(model, depth)
+
+    def blocks(first: int) -> Iterator[np.ndarray]:
+        block: list[np.ndarray] = []
+        starts = range(first, count, BATCH)
+        for start, rows in zip(starts, compute(starts), strict=True):
+            block.append(rows.reshape(-1, columns).copy())
+            done = start + len(block[-1])
+            if len(block) == BATCHES_PER_BLOCK or done == count:
+                progress(done, count)
+                yield np.concatenate(block)
+                block.clear()
 
     key = {
         "version": VERSION,
@@ -122,7 +143,7 @@ def frozen_outputs(
         key["depth"] = depth
     if positions is not None:
         key["positions"] = hashlib.sha256(positions.astype(np.int64).tobytes()).hexdigest()
-    array = cached_array(key, len(images), _row_width(model, depth), compute)
+    array = cached_array(key, count, columns, blocks)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mapped file is read-only, which is as it should be
         return torch.from_numpy(array)

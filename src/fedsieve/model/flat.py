@@ -6,6 +6,7 @@ So resetting a client is one copy, an update one subtraction and a mask one bit 
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,12 +96,7 @@ class Scope:
     def __init__(self, model: FlatModel, entries: list[Entry]) -> None:
         self.model = model
         self.entries = entries
-        self.ranges: list[tuple[int, int]] = []
-        for entry in entries:  # neighbours are merged: a head, a backbone or everything is one or two ranges
-            if self.ranges and self.ranges[-1][1] == entry.start:
-                self.ranges[-1] = (self.ranges[-1][0], entry.stop)
-            else:
-                self.ranges.append((entry.start, entry.stop))
+        self.ranges = merged((entry.start, entry.stop) for entry in entries)  # one or two for a head or a backbone
         self.size = sum(stop - start for start, stop in self.ranges)
         self.weights = sum(entry.stop - entry.start for entry in entries if not entry.is_buffer)  # what a mask covers
 
@@ -130,6 +126,17 @@ class Scope:
         for parameter in self.model.parameters.values():
             parameter.requires_grad_(id(parameter) in trained)
         _set_training(self.model.module, False)
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same places in fewer ranges: those that touch become one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
 
 
 def _set_training(module: nn.Module, inherited: bool) -> None:

@@ -52,10 +52,17 @@ class Roster:
 class Participant:
     """One client's side of one round; its private key serves once and is then forgotten."""
 
-    def __init__(self, client: int) -> None:
+    def __init__(self, client: int, private_key: bytes | None = None) -> None:
+        """With a new key, or with one that was made where the client was told to take part."""
         self.client = client
-        self._private: X25519PrivateKey | None = X25519PrivateKey.generate()
+        own = X25519PrivateKey.generate() if private_key is None else X25519PrivateKey.from_private_bytes(private_key)
+        self._private: X25519PrivateKey | None = own
         self.public_key = self._private.public_key().public_bytes_raw()
+
+    def private_key(self) -> bytes:
+        """For a simulation, in which another process does what this client does."""
+        assert self._private is not None
+        return self._private.private_bytes_raw()
 
     def masked(self, values: Tensor, roster: Roster) -> Tensor:
         """values + sum_{j > i} s_ij - sum_{j < i} s_ji modulo 2^64, for i this client and j the others of the roster.

@@ -12,6 +12,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedsieve.profile import Times
 from fedsieve.report.tables import number, percent
 from fedsieve.workbench import Observer
 
@@ -32,6 +33,7 @@ class ProgressBar(Observer):
         )
         self.rounds: TaskID | None = None
         self.images: TaskID | None = None
+        self.times: Times | None = None  # of a run that is over
 
     def __enter__(self) -> "ProgressBar":
         self.progress.start()
@@ -74,6 +76,9 @@ class ProgressBar(Observer):
         self.progress.update(self.rounds, advance=1, status=status)
         task = self.progress.tasks[self.progress.task_ids.index(self.rounds)]
         self._print_tenth("rounds", int(task.completed), int(task.total or 1), status)
+
+    def finished(self, times: Times) -> None:
+        self.times = times
 
     def _print_tenth(self, label: str, done: int, total: int, status: str) -> None:
         """Where there is no terminal for a bar, a log file say: about ten lines."""

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsieve.federate.traffic import size
+from fedsieve.profile import SECTIONS, Times
 
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.calibration import Layers
@@ -49,6 +50,23 @@ def result_table(result: Mapping[str, Any]) -> Table:
             size(phase["bytes_up"]),
             duration(phase["seconds"]),
         )
+    return table
+
+
+def times_table(times: Times, start: float = 0.0) -> Table:
+    """Where a run's time went; `start` are the seconds before it, in which the program was loaded."""
+    wall = times.wall + start
+    columns = {"main process": {**times.main, "start": times.main.get("start", 0.0) + start}}
+    if times.workers > 1:
+        columns[f"each of {times.workers} workers"] = {**times.each_worker, "start": start}
+    table = _table(["time", *(name for name in columns for name in (name, "share"))])
+    for name in SECTIONS:
+        cells = [seconds.get(name, 0.0) for seconds in columns.values()]
+        if any(cells):
+            table.add_row(name, *(text for cell in cells for text in (duration(cell), percent(cell / wall))))
+    table.add_section()
+    totals = [sum(seconds.values()) for seconds in columns.values()]
+    table.add_row("in all", *(text for total in totals for text in (duration(total), percent(total / wall))))
     return table
 
 

@@ -53,42 +53,38 @@ class ClientStore:
     def _path(self, client: int, round: int) -> Path:
         return self.folder / f"client-{client:06d}-round-{round:08d}.safetensors"
 
-    def read(self, client: int) -> ClientState:
-        """The client's newest version, {} if there is none.
-
-        Its tensors are views of the file that cost nothing until they are used. What is written to them stays in
-        memory. RunError if the file is missing or cut short; a flipped bit goes unnoticed, for to check all of
-        them is to read all of the file.
-        """
+    def newest(self, client: int) -> Path | None:
+        """The file of the client's newest version."""
         rounds = self._rounds.get(client)
-        if not rounds:
-            return {}
-        path = self._path(client, rounds[-1])
-        try:
-            with safe_open(path, framework="pt") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except Exception as error:
-            raise RunError(
-                f"{path} cannot be read ({error}), so this run cannot go on; start it anew in another folder"
-            ) from None
+        return self._path(client, rounds[-1]) if rounds else None
 
-    def write(self, client: int, round: int, state: ClientState) -> None:
-        """Add a version; it is for good once `commit` is called, and `rewind` undoes it."""
-        rounds = self._rounds.setdefault(client, [])
+    def read(self, client: int) -> ClientState:
+        """The client's newest version, {} if there is none."""
+        path = self.newest(client)
+        return read_state(path) if path is not None else {}
+
+    def place(self, client: int, round: int) -> Path:
+        """Where `save_state` may put a new version before `keep` makes it the client's newest."""
+        rounds = self._rounds.get(client)
         if rounds and round <= rounds[-1]:
             raise ValueError(f"client {client} has a state of round {rounds[-1]}; rewind before writing {round}'s")
-        self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(client, round)
-        partial = path.with_name(f".{path.name}.partial")
+        return path.with_name(f".{path.name}.partial")
+
+    def keep(self, client: int, round: int) -> None:
+        """Add the version that was put into its place; it is for good once `commit` is called, `rewind` undoes it."""
+        path = self._path(client, round)
         try:
-            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, partial)
-            partial.replace(path)
-        except (SafetensorError, OSError) as error:  # a full disk, say
+            self.place(client, round).replace(path)
+        except OSError as error:
             raise RunError(f"{path} cannot be written: {error}") from None
-        finally:
-            partial.unlink(missing_ok=True)
-        rounds.append(round)
+        self._rounds.setdefault(client, []).append(round)
         self._unflushed.setdefault(client, []).append(round)
+
+    def write(self, client: int, round: int, state: ClientState) -> None:
+        """Add a version."""
+        save_state(self.place(client, round), state)
+        self.keep(client, round)
 
     def commit(self) -> None:
         """The round is done. Versions that no checkpoint can know, since there are newer ones and no flush came, go."""
@@ -134,3 +130,29 @@ class ClientStore:
         for pattern in UNFINISHED:
             for path in self.folder.glob(pattern):
                 path.unlink()
+
+
+def read_state(path: str | Path) -> ClientState:
+    """A client's state in a file.
+
+    Its tensors are views of the file that cost nothing until they are used. What is written to them stays in
+    memory. RunError if the file is missing or cut short; a flipped bit goes unnoticed, for to check all of
+    them is to read all of the file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except Exception as error:
+        raise RunError(
+            f"{path} cannot be read ({error}), so this run cannot go on; start it anew in another folder"
+        ) from None
+
+
+def save_state(path: Path, state: ClientState) -> None:
+    """Write a client's state to a file in the place of a version that is not there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, path)
+    except (SafetensorError, OSError) as error:  # a full disk, say
+        path.unlink(missing_ok=True)
+        raise RunError(f"{path} cannot be written: {error}") from None

@@ -48,8 +48,9 @@ class RunFolder:
                 raise InputError(f"--out {self.path} holds something else than a run; give the name of a new folder")
             return
         earlier = parse_experiment(file.read_text(), str(file))
-        if earlier != self.experiment:
-            key, old, new = _first_difference(earlier.model_dump(mode="json"), self.experiment.model_dump(mode="json"))
+        if not earlier.same_outcome(self.experiment):
+            here = self.experiment.model_copy(update={"workers": earlier.workers})
+            key, old, new = _first_difference(earlier.model_dump(mode="json"), here.model_dump(mode="json"))
             raise InputError(
                 f"--out {self.path} holds a different run ({key} is {old} there, {new} here); give another folder"
             )
@@ -129,20 +130,6 @@ class RunFolder:
         while len(self._stores) > 1 and self._stores[1][0] <= oldest:  # then the phase before is over for good
             self._stores.pop(0)[1].clear()
 
-    def start_of_phase(self, phase: str, weights: Tensor) -> Tensor:
-        """The weights in scope when the phase began; kept, for clients calibrate masks from them at any later round."""
-        path = self.path / "masks" / phase / "start.safetensors"
-        if path.exists():
-            try:
-                return checkpoint.load_vector(path)
-            except ValueError:
-                raise RunError(
-                    f"{path} is damaged, so this run cannot go on; start it anew in another folder"
-                ) from None
-        path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.save_vector(path, weights)
-        return weights
-
     def save_model(self, model: FlatModel) -> str:
         """Write model.safetensors; its SHA-256."""
         path = self.path / "model.safetensors"
@@ -155,6 +142,19 @@ class RunFolder:
         write_text(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         for name in ("clients", "mixing"):
             shutil.rmtree(self.path / name, ignore_errors=True)  # nobody will train on
+
+
+def start_of_phase(run: Path, phase: str, weights: Tensor) -> Tensor:
+    """The weights in scope when the phase began; kept, for clients calibrate masks from them at any later round."""
+    path = run / "masks" / phase / "start.safetensors"
+    if path.exists():
+        try:
+            return checkpoint.load_vector(path)
+        except ValueError:
+            raise RunError(f"{path} is damaged, so this run cannot go on; start it anew in another folder") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.save_vector(path, weights)
+    return weights
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

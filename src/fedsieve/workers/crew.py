@@ -1,0 +1,253 @@
+"""Many processes do the jobs of a run; the answers come in the order of the jobs, so nobody can tell how many it were.
+
+Whoever asks for answers gets them from a generator that hands out jobs to free workers, never more than a few ahead of
+the answers already taken. As long as no worker is ready, jobs are done in this process, so a short run never waits
+for processes that start. A worker that dies is replaced and its job given to another one.
+"""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedsieve.config import Experiment
+from fedsieve.errors import RunError
+from fedsieve.federate.jobs import Answer, Job
+from fedsieve.profile import section
+from fedsieve.workbench import Workbench
+from fedsieve.workers.channel import SharedBuffer, receive, send
+from fedsieve.workers.twin import Published
+
+AHEAD = 2  # jobs per worker that may be under way or done before the answer that is waited for
+ATTEMPTS = 3  # at one job, before it is to blame for the death of workers
+
+
+@dataclass
+class Ticket:
+    """A job on its way."""
+
+    job: Job
+    slot: int  # where large data of its answer goes
+    deaths: int = 0
+    answer: Answer | None = None
+
+
+@dataclass
+class Worker:
+    number: int
+    line: socket.socket
+    pid: int | None = None  # None: it is not ready yet
+    ticket: Ticket | None = None
+
+
+@contextmanager
+def at_work(experiment: Experiment, bench: Workbench, folder: Path) -> Iterator["Crew | None"]:
+    """Within it, the workers that the experiment asks for do the bench's jobs; None: there is only this process."""
+    if experiment.workers == 1:
+        yield None
+        return
+    crew = Crew(experiment, bench, folder)
+    bench.ask = crew.ask
+    try:
+        yield crew
+    finally:
+        bench.ask = bench.desk.ask
+        crew.close()
+
+
+class Crew:
+    """The workers of a run: made with it, and gone with it."""
+
+    def __init__(self, experiment: Experiment, bench: Workbench, folder: Path) -> None:
+        assert isinstance(experiment.workers, int)
+        self.experiment, self.bench, self.folder, self.size = experiment, bench, folder, experiment.workers
+        self.weights = SharedBuffer()
+        self.shared = torch.frombuffer(self.weights.view(4 * len(bench.model.vector)), dtype=torch.float32)
+        self.slots: list[SharedBuffer] = []
+        self.seconds: dict[str, float] = defaultdict(float)  # of all workers, by section
+        self.published = Published(0, -1, -1, [])
+        self.workers: list[Worker] = []
+        self._nursery: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._asking = False
+        self._stillborn = 0  # workers that died before they were ready, since the last one that was
+        self._start()
+
+    def ask(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        """Answers in the order of the jobs. Who is asked while doing a job here does it alone."""
+        if self._asking or not self.workers:
+            return self.bench.desk.ask(jobs)
+        return self._answers(iter(jobs))
+
+    def wait(self) -> None:
+        """Until all workers are ready, or it turns out that there will be none."""
+        while any(worker.pid is None for worker in self.workers):
+            self._listen(deque(), None)
+
+    def _answers(self, jobs: Iterator[Job]) -> Iterator[Answer]:
+        self._asking = True
+        free = list(range(len(self.slots)))
+        under_way: deque[Ticket] = deque()  # in the order of the jobs, the next answer's first
+        waiting: deque[Ticket] = deque()  # those that no worker has
+        is_over = False
+        try:
+            self._publish()
+            while True:
+                while free and not is_over:
+                    if (job := next(jobs, None)) is None:
+                        is_over = True
+                        break
+                    under_way.append(Ticket(job, free.pop()))
+                    waiting.append(under_way[-1])
+                self._hand_out(waiting)
+                if not under_way:
+                    return
+                if (answer := under_way[0].answer) is not None:
+                    yield answer
+                    free.append(under_way.popleft().slot)
+                elif waiting and not any(worker.pid for worker in self.workers):
+                    ticket = waiting.popleft()
+                    ticket.answer = _kept(next(self.bench.desk.ask([ticket.job])))
+                    self._listen(waiting, 0)
+                else:
+                    with section("idle"):
+                        self._listen(waiting, None)
+        except BaseException:
+            self._stop()  # workers may be in the midst of jobs that nobody waits for any more
+            raise
+        finally:
+            self._asking = False
+
+    def _publish(self) -> None:
+        """Let workers see the weights as they are now: those that a phase changes or, if it is a new one, all."""
+        vector, begun, last = self.bench.model.vector.cpu(), self.bench.begun, self.published
+        for start, stop in self.bench.moving if begun == last.begun else [(0, len(vector))]:
+            self.shared[start:stop] = vector[start:stop]
+        self.published = Published(last.version + 1, self.bench.phase, begun, self.bench.moving)
+
+    def _hand_out(self, waiting: deque[Ticket]) -> None:
+        for worker in self.workers:
+            if waiting and worker.pid and worker.ticket is None:
+                ticket = worker.ticket = waiting.popleft()
+                about = {"do": ticket.job.do, "about": ticket.job.about, "slot": ticket.slot}
+                with suppress(OSError):  # it is gone, and `_listen` will find out
+                    send(worker.line, about | {"weights": asdict(self.published)}, ticket.job.data)
+
+    def _listen(self, waiting: deque[Ticket], timeout: float | None) -> None:
+        """Take what workers have to say, and see who is gone; `timeout` None: until there is something."""
+        lines = [worker.line for worker in self.workers]
+        if self._control is not None:
+            lines.append(self._control)
+        for line in select.select(lines, [], [], timeout)[0]:
+            worker = next((one for one in self.workers if one.line is line), None)
+            if worker is None and line is not self._control:
+                continue  # its end of the line was closed since
+            try:
+                self._hear(worker) if worker is not None else self._hear_nursery()
+            except EOFError:
+                self._lost(worker, waiting)
+
+    def _hear(self, worker: Worker) -> None:
+        ticket = worker.ticket
+        heard, data = receive(worker.line, self.slots[ticket.slot] if ticket is not None else None)
+        if ticket is None:  # it says that it is ready
+            worker.pid, self._stillborn = heard.get("pid"), 0
+            self._give_up_if_failed(heard)
+            return
+        for name, seconds in heard["seconds"].items():
+            self.seconds[name] += seconds
+        for note in heard["notes"]:
+            self.bench.note(note)
+        if "failed" in heard:
+            raise RunError(heard["failed"])
+        ticket.answer, worker.ticket = Answer(heard["about"], data), None
+
+    # Processes.
+
+    def _start(self) -> None:
+        """Start the nursery; once it is there, ask it for workers."""
+        self.slots = [SharedBuffer() for _ in range(AHEAD * self.size)]
+        self._control, theirs = socket.socketpair()
+        fds = [theirs.fileno(), self.weights.fd, *(slot.fd for slot in self.slots)]
+        command = [sys.executable, "-P", "-m", "fedsieve.workers.nursery", *map(str, fds)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        quiet = subprocess.DEVNULL
+        self._nursery = subprocess.Popen(
+            command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=fds, env=environment
+        )
+        theirs.close()
+        send(self._control, {"experiment": self.experiment.to_yaml(), "folder": str(self.folder.resolve())})
+        for number in range(self.size):
+            self._hire(number)
+
+    def _hire(self, number: int) -> None:
+        """A new worker; the nursery makes it when it is ready to."""
+        ours, theirs = socket.socketpair()
+        assert self._control is not None
+        with suppress(OSError):  # the nursery is gone, and `_listen` will find out
+            socket.send_fds(self._control, [b"%4d" % number], [theirs.fileno()])
+        theirs.close()
+        self.workers.append(Worker(number, ours))
+
+    def _hear_nursery(self) -> None:
+        assert self._control is not None
+        heard, _ = receive(self._control)
+        self._give_up_if_failed(heard)
+
+    def _give_up_if_failed(self, heard: dict[str, Any]) -> None:
+        if "failed" in heard:
+            self.bench.note(f"workers could not start ({heard['failed']}); going on in one process")
+            self._stop()
+
+    def _lost(self, worker: Worker | None, waiting: deque[Ticket]) -> None:
+        """Someone is gone: a worker is replaced, and its job done again; without the nursery (None) all are."""
+        gone = [worker] if worker is not None else self.workers.copy()
+        self._stillborn += all(one.pid is None for one in gone)
+        if self._stillborn == ATTEMPTS:
+            self._give_up_if_failed({"failed": "their processes ended; is there too little memory?"})
+        elif worker is None:
+            self._stop()
+            self._start()
+        else:
+            worker.line.close()
+            self.workers.remove(worker)
+            self._hire(worker.number)
+        lost = [one.ticket for one in gone if one.ticket is not None]
+        waiting.extendleft(reversed(lost))
+        for ticket in lost:
+            ticket.deaths += 1
+            if ticket.deaths == ATTEMPTS:
+                what = f"{ticket.job.do} of client {ticket.job.about.get('client', 'all')}"
+                raise RunError(f"{ATTEMPTS} worker processes died at the same job ({what}); too little memory?")
+        if lost:
+            self.bench.observer.warning("a worker process died; what it was doing is done again")
+
+    def _stop(self) -> None:
+        """End all processes at once; nothing of what they do is needed any more."""
+        if self._nursery is not None:
+            self._nursery.kill()
+            self._nursery.wait()
+        for line in [self._control, *(worker.line for worker in self.workers)]:
+            if line is not None:
+                line.close()
+        for slot in self.slots:
+            slot.close()
+        self.workers, self.slots, self._nursery, self._control = [], [], None, None
+
+    def close(self) -> None:
+        self._stop()
+        self.weights.close()
+
+
+def _kept(answer: Answer) -> Answer:
+    """An answer that stays as it is whatever is done next in this process."""
+    return Answer(answer.about, bytearray(memoryview(answer.data).cast("B")))

@@ -1,0 +1,122 @@
+"""The process that worker processes are born from, and what a worker does.
+
+    python -m fedsieve.workers.nursery CONTROL WEIGHTS SLOT...    (numbers of inherited file descriptors)
+
+It imports what workers need and loads the data, once; each worker is a fork of it, so a new one is there in a moment
+and the images are in memory only once. It computes nothing itself: forking a process whose thread pools have worked
+would leave the child waiting for threads that it does not have.
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from fedsieve.config import Experiment
+from fedsieve.data.load import Dataset, load
+from fedsieve.experiment_file import parse_experiment
+from fedsieve.federate.clients import reason_of
+from fedsieve.federate.jobs import Job
+from fedsieve.workbench import Observer, Workbench, configure_torch
+from fedsieve.workers.channel import SharedBuffer, receive, send
+from fedsieve.workers.twin import Twin
+
+DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+
+
+class Notes(Observer):
+    """Keeps what is to be said for the next answer."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def main() -> None:
+    _die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
+    control_fd, weights_fd, *slot_fds = map(int, sys.argv[1:])
+    control = socket.socket(fileno=control_fd)
+    setup, _ = receive(control)
+    try:
+        experiment = parse_experiment(setup["experiment"], "the experiment")
+        data = load(experiment.data)
+        data.train.fingerprint, data.test.fingerprint  # noqa: B018 (kept with the data, for all workers)
+    except Exception as error:
+        send(control, {"failed": reason_of(error)})
+        return
+    send(control, {})
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how workers ended
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, 4, 1)
+        if not message:
+            return
+        if os.fork() == 0:
+            control.close()
+            slots = [SharedBuffer(fd) for fd in slot_fds]
+            try:
+                work(
+                    socket.socket(fileno=fds[0]),
+                    experiment,
+                    data,
+                    Path(setup["folder"]),
+                    SharedBuffer(weights_fd),
+                    slots,
+                    int(message),
+                )
+            finally:
+                os._exit(0)
+        os.close(fds[0])
+
+
+def work(
+    server: socket.socket,
+    experiment: Experiment,
+    data: Dataset,
+    folder: Path,
+    weights: SharedBuffer,
+    slots: list[SharedBuffer],
+    number: int,
+) -> None:
+    """Do jobs until the main process is gone."""
+    _die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    configure_torch(experiment, number)
+    notes = Notes()
+    try:
+        twin = Twin(experiment, Workbench(experiment, notes, data=data), folder, weights)
+        notes.texts.clear()  # the main process has said these
+    except Exception as error:
+        send(server, {"failed": reason_of(error)})
+        return
+    send(server, {"pid": os.getpid()})
+    while True:
+        try:
+            about, payload = receive(server)
+        except EOFError:
+            return
+        answer: dict[str, Any] = {}
+        result: Any = b""
+        try:
+            done = twin.do(Job(about["do"], about["about"], payload), about["weights"])
+            answer, result = {"about": done.about}, done.data
+        except Exception as error:
+            answer = {"failed": reason_of(error)}
+        answer |= {"seconds": twin.take_seconds(), "notes": notes.texts.copy()}
+        notes.texts.clear()
+        send(server, answer, result, slots[about["slot"]])
+
+
+def _die_with_parent() -> None:
+    """Where the system can do it: a run that is killed leaves nobody behind. Else workers end after their job."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+"""Clients in other processes: the same bits however many there are, and whatever becomes of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsieve.config import Experiment
+from fedsieve.errors import RunError
+from fedsieve.experiment import run
+from fedsieve.federate.jobs import Answer, Job
+from fedsieve.runs.folder import read_metrics
+from fedsieve.sieve import rules
+from fedsieve.workbench import Observer, Workbench
+from fedsieve.workers.crew import AHEAD, ATTEMPTS, Crew, at_work
+
+Maker = Callable[..., Experiment]
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """All jobs are done by workers, also those of short runs; the list counts them."""
+    made, heard, done = Crew.__init__, Crew._hear, []
+
+    def wait_first(self: Crew, *arguments: object) -> None:
+        made(self, *arguments)
+        self.wait()
+        assert len({worker.pid for worker in self.workers}) == self.size
+
+    def count(self: Crew, worker: object) -> None:
+        done.extend([1] * (worker.ticket is not None))
+        heard(self, worker)
+
+    monkeypatch.setattr(Crew, "__init__", wait_first)
+    monkeypatch.setattr(Crew, "_hear", count)
+    return done
+
+
+def edit(mask: str, local: str = "epochs: 1, batch_size: 16, lr: 0.02", more: str = "") -> str:
+    mask = f"sparsity: 0.8, calibration_rounds: 2, fisher: {{samples: 20}}, {mask}"
+    head = "{name: head, train: head, rounds: 1, local: {epochs: 1, batch_size: 16, lr: 0.05}}"
+    return f"phases=[{head}, {{name: edit, train: backbone, rounds: 2, local: {{{local}}}, mask: {{{mask}}} {more}}}]"
+
+
+CASES = {
+    "dense, evaluated at clients": [
+        "clients.fraction=1.0",
+        "clients.holdout=0.2",
+        "evaluate.clients=true",
+        "evaluate.keep=best",
+        "data.augment=[horizontal_flip]",
+    ],
+    "masks, momentum, 8 bits, failures": [
+        edit("scope: client", more=", optimizer_state: carry"),
+        "wire.values=int8",
+        "clients.fail_rate=0.3",
+        "clients.fraction=1.0",
+    ],
+    "a mask from everybody, each round": [
+        edit("scope: federated, refresh: round, unit: row"),
+        "clients.select={high_loss: {candidates: 5}}",
+    ],
+    "a mask for each epoch": [
+        edit("rule: random, refresh: epoch, momentum: leak", "epochs: 2, batch_size: 8, lr: 0.1")
+    ],
+    "in secret": [edit("scope: federated"), "clients.secure=zero_sum"],
+    "ridge, mixing, cached tokens": [
+        "model.head={ridge: {penalty: 1.0}}",
+        "phases.1.train={blocks: [2]}",
+        "phases.1.local.steps=20",
+        "clients.combine={fisher_mixing: {fisher: {samples: 20}}}",
+    ],
+}
+
+
+def outcome(folder: Path, result: dict) -> tuple:
+    """Everything but how long it took."""
+    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in read_metrics(folder)]
+    scores = {key: value for key, value in result.items() if key not in ("seconds", "phases")}
+    return json.dumps(lines), json.dumps(scores)
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
+def test_two_workers_make_no_difference(
+    changes: list[str], experiment: Maker, tmp_path: Path, patient: list[int]
+) -> None:
+    alone, together = Listener(), Listener()
+    one = run(experiment(*changes, "workers=1"), tmp_path / "one", observer=alone)
+    assert not patient
+    two = run(experiment(*changes, "workers=2"), tmp_path / "two", observer=together)
+    assert len(patient) > 10
+    assert outcome(tmp_path / "one", one) == outcome(tmp_path / "two", two)
+    assert sorted(alone.notes) == sorted(together.notes)
+    assert alone.warnings == together.warnings
+
+
+def test_three_workers_make_no_difference(experiment: Maker, tmp_path: Path, patient: list[int]) -> None:
+    changes = [edit("scope: federated"), "clients.fraction=1.0"]
+    results = [run(experiment(*changes, f"workers={n}"), tmp_path / str(n)) for n in (1, 2, 3)]
+    assert len({outcome(tmp_path / str(n), result) for n, result in zip((1, 2, 3), results, strict=True)}) == 1
+
+
+def test_who_starts_alone_is_joined_by_workers(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs are done here until a worker is ready, and by workers from then on."""
+    made, crews, jobs_here = Crew.__init__, [], []
+
+    def remember(self: Crew, *arguments: object) -> None:
+        made(self, *arguments)
+        crews.append(self)
+
+    class Watch(Observer):
+        def round(self, line: dict) -> None:
+            if line["round"] == 2:
+                crews[0].wait()
+            jobs_here.append(any(worker.pid for worker in crews[0].workers))
+
+    monkeypatch.setattr(Crew, "__init__", remember)
+    both = run(experiment("workers=2"), tmp_path / "both", observer=Watch())
+    assert jobs_here == [False, True, True, True, True]
+    assert both["model_sha256"] == run(experiment("workers=1"), tmp_path / "alone")["model_sha256"]
+
+
+# ------------------------------------------------------------------------------------ when things go wrong
+
+
+@pytest.fixture
+def killing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Crew, int], list[int]]], None]:
+    """Kill the processes that the given function names after the n-th time that jobs were handed out."""
+
+    def install(whom: Callable[[Crew, int], list[int]]) -> None:
+        hand_out, times = Crew._hand_out, 0
+
+        def then_kill(self: Crew, waiting: object) -> None:
+            nonlocal times
+            hand_out(self, waiting)
+            times += 1
+            for pid in whom(self, times):
+                os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(Crew, "_hand_out", then_kill)
+
+    return install
+
+
+def busy(crew: Crew) -> list[int]:
+    return [worker.pid for worker in crew.workers if worker.ticket is not None and worker.pid]
+
+
+@pytest.mark.parametrize("victim", ["one worker", "all workers", "the nursery"])
+def test_killed_in_the_midst_of_a_round(
+    victim: str, experiment: Maker, tmp_path: Path, patient: list[int], killing: Callable
+) -> None:
+    changes = [edit("scope: client", more=", optimizer_state: carry"), "clients.fraction=1.0"]
+    expected = run(experiment(*changes, "workers=1"), tmp_path / "expected")
+
+    due = [20, 5]  # the first time a worker is busy from then on
+
+    def whom(crew: Crew, times: int) -> list[int]:
+        if not due or times < due[-1] or not busy(crew) or not all(worker.pid for worker in crew.workers):
+            return []
+        due.pop()
+        if victim == "the nursery":
+            return [crew._nursery.pid] if crew._nursery else []
+        return busy(crew)[: 1 if victim == "one worker" else None]
+
+    killing(whom)
+    listener = Listener()
+    result = run(experiment(*changes, "workers=2"), tmp_path / "killed", observer=listener)
+    assert not due and listener.warnings
+    assert all("a worker process died; what it was doing is done again" in text for text in listener.warnings)
+    assert outcome(tmp_path / "expected", expected) == outcome(tmp_path / "killed", result)
+
+
+def test_a_job_that_kills_whoever_does_it(
+    experiment: Maker, tmp_path: Path, patient: list[int], killing: Callable
+) -> None:
+    killing(lambda crew, times: busy(crew))
+    with pytest.raises(RunError, match=f"{ATTEMPTS} worker processes died at the same job"):
+        run(experiment("workers=2"), tmp_path / "run")
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_workers_that_cannot_start(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that only this process knows, as in a script that adds its own: then it does everything itself."""
+    monkeypatch.setitem(rules.RULES, "biggest", rules.RULES["largest_magnitude"])
+    made = Crew.__init__
+
+    def wait_first(self: Crew, *arguments: object) -> None:
+        made(self, *arguments)
+        self.wait()
+
+    monkeypatch.setattr(Crew, "__init__", wait_first)
+    listener, changes = Listener(), [edit("rule: biggest")]
+    result = run(experiment(*changes, "workers=2"), tmp_path / "two", observer=listener)
+    assert any("there is no rule 'biggest'" in note and "going on in one process" in note for note in listener.notes)
+    assert result["model_sha256"] == run(experiment(*changes, "workers=1"), tmp_path / "one")["model_sha256"]
+
+
+def test_an_error_in_a_worker_ends_the_run(experiment: Maker, tmp_path: Path, patient: list[int]) -> None:
+    with pytest.raises(RunError, match=r"the loss became|fewer than clients.minimum"):
+        run(experiment("workers=2", "phases.0.local.lr=1e30", "phases.0.local.epochs=9"), tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------------------- the mechanism
+
+
+@pytest.fixture
+def crew(experiment: Maker, tmp_path: Path) -> Iterator[Crew]:
+    settings = experiment("workers=2").resolved()
+    with at_work(settings, Workbench(settings, Observer()), tmp_path) as crew:
+        assert crew is not None
+        crew.wait()
+        yield crew
+
+
+def test_answers_come_in_order_and_never_far_ahead(crew: Crew) -> None:
+    bench, taken, given = crew.bench, 0, 0
+
+    def jobs() -> Iterator[Job]:
+        nonlocal given
+        for first in range(0, 240, 4):
+            given += 1
+            yield Job("outputs", {"part": "train", "depth": 4, "first": first}, b"")
+
+    here = [bytes(memoryview(answer.data).cast("B")) for answer in bench.desk.ask(jobs())]
+    given = 0
+    for answer in crew.ask(jobs()):
+        assert bytes(memoryview(answer.data).cast("B")) == here[taken]
+        taken += 1
+        assert given <= taken + AHEAD * crew.size
+    assert taken == len(here) == 60
+
+
+def test_no_more_memory_than_the_window(crew: Crew) -> None:
+    """However many answers there are, their data lies in the same few places."""
+    job = Job("outputs", {"part": "train", "depth": 1, "first": 0}, b"")
+    seen = {answer.data.obj for answer in crew.ask([job] * 40) if isinstance(answer.data, memoryview)}
+    assert 1 <= len(seen) <= AHEAD * crew.size
+
+
+def test_who_is_asked_in_the_midst_of_a_job_does_it_alone(crew: Crew) -> None:
+    job = Job("outputs", {"part": "train", "depth": 4, "first": 0}, b"")
+    for outer in crew.ask([job, job]):
+        (inner,) = crew.ask([job])
+        assert bytes(memoryview(inner.data).cast("B")) == bytes(memoryview(outer.data).cast("B"))
+
+
+def test_a_failed_job_is_an_error_here(crew: Crew) -> None:
+    with pytest.raises(RunError, match="nonsense"):
+        list(crew.ask([Job("nonsense")]))
+    assert isinstance(next(crew.ask([Job("outputs", {"part": "test", "depth": 4, "first": 0})])), Answer)
+
+
+# --------------------------------------------------------------------------------------- nothing is left
+
+
+def processes_of(group: int) -> list[int]:
+    """Living processes that were started by the process `group` or its children."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, own = status.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(own) == group and state != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_killed_run_leaves_no_process_and_goes_on(experiment: Maker, tmp_path: Path) -> None:
+    settings = experiment("workers=2", "phases.0.rounds=1", "phases.1.rounds=30")
+    (tmp_path / "experiment.yaml").write_text(settings.to_yaml())
+    command = [
+        sys.executable,
+        "-m",
+        "fedsieve",
+        "run",
+        str(tmp_path / "experiment.yaml"),
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while len(read_metrics(tmp_path / "run")) < 3 or len(processes_of(process.pid)) < 4:  # itself, nursery, workers
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    while processes_of(process.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not (tmp_path / "run" / "result.json").exists()
+    resumed = run(settings.model_copy(update={"workers": 1}), tmp_path / "run", resume=True)
+    whole = run(settings.model_copy(update={"workers": 1}), tmp_path / "whole")
+    assert resumed["model_sha256"] == whole["model_sha256"]
