@@ -1,5 +1,7 @@
 """Experiment files: what they may say, and one clear line for whatever they may not."""
 
+import os
+
 import pytest
 import yaml
 from hypothesis import given
@@ -180,3 +182,38 @@ def test_what_is_written_reads_the_same(settings: dict) -> None:
     experiment = Experiment.model_validate(settings)
     assert parse_experiment(experiment.to_yaml()) == experiment
     assert parse_experiment(yaml.safe_dump(settings)) == experiment
+
+
+@pytest.mark.parametrize(
+    ("changes", "allowed", "workers", "threads"),
+    [
+        ([], None, 8, 1),  # a core for each client
+        (["clients.fraction=0.1"], None, 4, 2),  # more cores than clients in a round
+        (["clients.count=1"], None, 1, 8),
+        (["threads=4"], None, 2, 4),
+        (["threads=16"], None, 1, 16),
+        (["workers=3"], None, 3, 2),
+        (["workers=30"], None, 30, 1),
+        (["workers=3", "threads=5"], None, 3, 5),
+        ([], "2", 2, 4),
+        (["workers=5"], "2", 5, 1),  # what the file says counts more
+        (["clients.fraction=0.1", "model.head={ridge: {penalty: 1.0}}"], None, 8, 1),  # where everybody takes part
+    ],
+)
+def test_workers_and_threads_share_the_cores(
+    changes: list[str], allowed: str | None, workers: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("FEDSIEVE_WORKERS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("FEDSIEVE_WORKERS", allowed)
+    settings = load_experiment("digits-iid", ["clients.count=40", "device=cpu", *changes]).resolved()
+    assert (settings.workers, settings.threads) == (workers, threads)
+    assert settings.resolved() == settings
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", ""])
+def test_a_wrong_number_of_allowed_workers(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIEVE_WORKERS", text)
+    with pytest.raises(InputError, match=f"FEDSIEVE_WORKERS is '{text}'; give a whole number"):
+        load_experiment("digits-iid").resolved()
