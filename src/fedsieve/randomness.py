@@ -25,3 +25,14 @@ def torch_generator(seed: int, *address: Address) -> torch.Generator:
 
 def numpy_generator(seed: int, *address: Address) -> np.random.Generator:
     return np.random.default_rng(seed_at(seed, *address))
+
+
+def seed_layers(seed: int, *address: Address) -> None:
+    """Seed what layers such as dropout draw from, torch's global generators.
+
+    Only those in use: `torch.manual_seed` also keeps a call for each device that may be there later, and that takes
+    longer than to train a head.
+    """
+    torch.default_generator.manual_seed(seed_at(seed, *address))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed_at(seed, *address))

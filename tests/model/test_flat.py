@@ -213,6 +213,22 @@ def test_only_the_trained_blocks_are_in_training_mode() -> None:
     assert {name.split(".")[2] for name in training(flat.module)} == {"2"}
 
 
+def test_a_scope_is_prepared_again_whatever_came_between() -> None:
+    flat = FlatModel(convolutional())
+    scope, other = flat.scope("head"), flat.scope("backbone")
+
+    def flags() -> tuple[list[bool], list[bool]]:
+        return [one.training for one in flat.module.modules()], [one.requires_grad for one in flat.module.parameters()]
+
+    scope.prepare_training()
+    expected = flags()
+    for disturb in (flat.module.eval, flat.module.train, flat.module.requires_grad_, other.prepare_training):
+        disturb()  # type: ignore[operator]
+        assert flags() != expected
+        scope.prepare_training()
+        assert flags() == expected
+
+
 def test_dropout_works_in_the_trained_part_only() -> None:
     flat = FlatModel(convolutional())
 

@@ -1,5 +1,8 @@
 """SparseSGDM against torch.optim.SGD, and against loops over dense tensors that anyone can check."""
 
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -440,6 +443,49 @@ def test_missing_gradients_and_closures() -> None:
 
     assert optimizer.step(closure) == (draw()["wide"] ** 2).sum()
     assert not torch.equal(ours["wide"], draw()["wide"]) and torch.equal(ours["odd"], draw()["odd"])
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_are_forgotten_as_by_sgd(set_to_none: bool) -> None:
+    ours, theirs = draw(), draw()
+    for parameters in (ours, theirs):
+        give(parameters, next(gradients(1)))
+        parameters["odd"].grad = None
+    SparseSGDM(ours.items(), random_mask(0.5), lr=0.1).zero_grad(set_to_none)
+    torch.optim.SGD(theirs.values(), lr=0.1).zero_grad(set_to_none)
+    for name, parameter in theirs.items():
+        ours_left = ours[name].grad
+        assert (ours_left is None) == (parameter.grad is None)
+        assert ours_left is None or not ours_left.any()
+
+
+def test_descend_is_step_without_hooks() -> None:
+    one, other, called = draw(), draw(), []
+    stepping, descending = (SparseSGDM(own.items(), mixed_mask(), lr=0.1, momentum=0.9) for own in (one, other))
+    for optimizer in (stepping, descending):
+        optimizer.register_step_post_hook(lambda which, *_: called.append(which))
+    for gradient in gradients(3):
+        give(one, gradient)
+        give(other, gradient)
+        stepping.step()
+        descending.descend()
+    assert same(one, other) and not same(one, draw()) and called == [stepping] * 3
+
+
+def test_training_does_not_wait_for_torch_to_import_its_compiler() -> None:
+    """Which takes as long as to import torch itself."""
+    code = """
+        import sys, torch
+        from fedsieve import SparseSGDM
+        layer = torch.nn.Linear(3, 2)
+        optimizer = SparseSGDM(layer.named_parameters(), lr=0.1, clip_norm=1.0)
+        for _ in range(2):
+            optimizer.zero_grad()
+            layer(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        sys.exit("torch._dynamo" in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("wrong", [{"lr": -1.0}, {"lr": 1.0, "momentum": -1.0}, {"lr": 1.0, "nesterov": True}])

@@ -14,7 +14,7 @@ from fedsieve.errors import RunError
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.model.flat import Scope
 from fedsieve.profile import section
-from fedsieve.randomness import seed_at, torch_generator
+from fedsieve.randomness import seed_layers, torch_generator
 from fedsieve.sieve.mask import Mask
 from fedsieve.sieve.rows import only_active
 from fedsieve.sieve.sgdm import SparseSGDM
@@ -90,7 +90,7 @@ def train_client(
     mask = touched = masks.mask(data, broadcast) if masks is not None else None
     start = broadcast.weights if mixing is None else mixing.receive(data.client, broadcast.weights, state)
     scope.write(start)
-    torch.manual_seed(seed_at(context.seed, "dropout", *address))  # layers draw from torch's global generator
+    seed_layers(context.seed, "dropout", *address)
     optimizer = SparseSGDM(
         scope.named.items(),
         mask,
@@ -103,9 +103,10 @@ def train_client(
     )
     handover = masks.settings.handover if masks is not None else "carry"
     momentum = {name: one for name, one in state.items() if name in ("momentum", "mask")}
-    optimizer.import_momentum(momentum, handover)
-    if touched is not None and handover == "leak" and momentum:
-        touched = touched | Mask(touched.shapes, state["mask"].cpu())
+    if momentum:
+        optimizer.import_momentum(momentum, handover)
+        if touched is not None and handover == "leak":
+            touched = touched | Mask(touched.shapes, state["mask"].cpu())
     total, seen, step = torch.zeros((), device=broadcast.weights.device), 0, 0
     steps = number_of_steps(len(data), local)
     for epoch, epoch_batches in enumerate(batches(len(data), local, context.seed, *address)):
@@ -125,7 +126,7 @@ def train_client(
                 with section("backward"):
                     loss.backward()
                 with section("optimizer"):
-                    optimizer.step()
+                    optimizer.descend()
                 total += loss.detach() * len(positions)
                 seen += len(positions)
                 step += 1

@@ -6,7 +6,7 @@ So resetting a client is one copy, an update one subtraction and a mask one bit 
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -122,10 +122,22 @@ class Scope:
 
     def prepare_training(self) -> None:
         """Gradients and training mode (BatchNorm, dropout) for what is in scope, neither for the rest."""
-        trained = {id(parameter) for parameter in self.parameters}
-        for parameter in self.model.parameters.values():
-            parameter.requires_grad_(id(parameter) in trained)
-        _set_training(self.model.module, False)
+        for parameter, trained in self._trained:
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
+        for module, training in self._modes:
+            if module.training != training:
+                module.training = training
+
+    # Found once: to look through a network of many modules takes longer than to train a head.
+
+    @cached_property
+    def _trained(self) -> list[tuple[nn.Parameter, bool]]:
+        return [(parameter, name in self.named) for name, parameter in self.model.parameters.items()]
+
+    @cached_property
+    def _modes(self) -> list[tuple[nn.Module, bool]]:
+        return list(_training_modes(self.model.module, {id(one) for one in self.parameters}, inherited=False))
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -139,9 +151,10 @@ def merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def _set_training(module: nn.Module, inherited: bool) -> None:
+def _training_modes(module: nn.Module, trained: set[int], inherited: bool) -> Iterator[tuple[nn.Module, bool]]:
     """Training mode where anything below is trained; what has no parameters (dropout) follows its parent."""
-    flags = [parameter.requires_grad for parameter in module.parameters()]
-    module.training = any(flags) if flags else inherited
+    flags = [id(parameter) in trained for parameter in module.parameters()]
+    training = any(flags) if flags else inherited
+    yield module, training
     for child in module.children():
-        _set_training(child, module.training)
+        yield from _training_modes(child, trained, training)

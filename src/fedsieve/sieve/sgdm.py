@@ -1,5 +1,6 @@
 """SparseSGDM: SGD with momentum that moves, and remembers, only the weights that a mask leaves active."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -126,13 +127,29 @@ class SparseSGDM(torch.optim.Optimizer):
         self.clip_norm, self.rescale = clip_norm, rescale
         self._select(mask)
 
-    @torch.no_grad()
+    # torch's own, without its wrapper that imports a compiler at the first call, which takes seconds
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's, and without that wrapper, too."""
+        if not set_to_none:
+            super().zero_grad(set_to_none)
+            return
+        for _, parameter in self._parameters():
+            parameter.grad = None
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; the loss, if a closure computes it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.descend()
+        return loss
+
+    @torch.no_grad()
+    def descend(self) -> None:
+        """A step without the hooks and profiler's marks that torch puts around `step`: on a head they take as long."""
         found, shrink = self._gradients(), None
         if self.clip_norm is not None:
             found = iter(all_found := list(found))
@@ -142,7 +159,6 @@ class SparseSGDM(torch.optim.Optimizer):
             if shrink is not None:
                 gradient = gradient.mul(shrink.to(gradient.device))
             self._move(group, parameter, selection, gradient)
-        return loss
 
     def _gradients(self) -> Iterator[tuple[dict[str, Any], Tensor, Selection, Tensor]]:
         """What the next step moves, one tensor at a time: its group, itself, what of it, and the gradient of that."""
