@@ -94,7 +94,7 @@ def decode(
     numbers, vectors = _check_frame(whole, layout, kind)
     if not whole.flags.writeable or whole.ctypes.data % 8:
         whole = whole.copy()
-    reader = _Reader(whole[HEADER.size : -CHECKSUM.size])
+    reader = _Reader(whole.data[HEADER.size : -CHECKSUM.size])
     found_numbers = _decode_numbers(reader, numbers)
     found_vectors = _decode_vectors(reader, vectors, layout, known or {}, redraw)
     if reader.left:
@@ -146,9 +146,9 @@ def _decode_vectors(
         if encoding >= len(ENCODINGS) or kind >= len(TYPES) or compressed > 1 or zero:
             raise WireError(f"{name} is written in a way that is not known")
         reader.skip_padding()
-        positions = reader.take(positions_length)
+        positions = np.frombuffer(reader.take(positions_length), dtype=np.uint8)
         reader.skip_padding()
-        values = reader.take(values_length)
+        values = np.frombuffer(reader.take(values_length), dtype=np.uint8)
         reader.skip_padding()
         extent = layout.vectors[name]
         found = decode_positions(ENCODINGS[encoding], positions, extent, known.get(name), redraw)
@@ -161,25 +161,25 @@ def _decode_vectors(
 class _Reader:
     """Takes bytes from the front, and no more than there are."""
 
-    def __init__(self, data: np.ndarray) -> None:
+    def __init__(self, data: memoryview) -> None:
         self.data, self.at = data, 0
 
     @property
     def left(self) -> int:
         return len(self.data) - self.at
 
-    def take(self, length: int) -> np.ndarray:
+    def take(self, length: int) -> memoryview:
         if length > self.left:
             raise WireError(f"the message is cut short: {length} bytes should follow where {self.left} do")
         self.at += length
         return self.data[self.at - length : self.at]
 
     def unpack(self, form: struct.Struct) -> tuple:
-        return form.unpack(self.take(form.size).data)
+        return form.unpack(self.take(form.size))
 
     def new_name(self, length: int, others: Container[str]) -> str:
         try:
-            name = self.take(length).tobytes().decode()
+            name = bytes(self.take(length)).decode()
         except UnicodeDecodeError as error:
             raise WireError("a name in the message is not UTF-8") from error
         if name in others:  # said at once: each repetition would cost as much as a vector
@@ -187,7 +187,7 @@ class _Reader:
         return name
 
     def skip_padding(self) -> None:
-        if self.take(-self.at % 8).any():  # the header is a multiple of 8 long
+        if any(self.take(-self.at % 8)):  # the header is a multiple of 8 long
             raise WireError("the message has something where nothing should be")
 
 
