@@ -207,12 +207,12 @@ class Workbench:
         batch = torch.arange(first, min(first + BATCH, len(positions)))
         own = torch.from_numpy(positions)[batch]
         with section("evaluate"):
-            self.classifier.eval()
+            network = self.network(depth).eval()
             if depth:
                 inputs = self.frozen_outputs(samples, positions, depth)(batch)
             else:
                 inputs = self.transform.evaluation(samples.images[own].to(self.device))
-            correct, loss = score_batch(self.network(depth), inputs, samples.labels[own])
+            correct, loss = score_batch(network, inputs, samples.labels[own])
         return Answer({"loss": loss}, correct.numpy())
 
     def test_score(self) -> Score | None:
