@@ -49,7 +49,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             observer.note(
                 f"checkpoint {path.name} is damaged; {'going on from the one before' if saved else 'starting over'}"
             )
-        versions = Versions.at_start(bench.model, experiment.clients.have_backbone)
+        versions = Versions.at_start(bench.model, experiment.clients.count, experiment.clients.have_backbone)
         state = saved or Checkpoint(Progress(fingerprint=fingerprint), bench.model.vector, None, versions)
         if state.progress.fingerprint != fingerprint:
             raise InputError(f"--out {out} was started with other data or another backbone; give another folder")

@@ -100,7 +100,7 @@ def prepare(experiment: Experiment, phase: Phase, bench: Workbench, state: Check
         exchange=their_side.exchange,
         memory=folder.client_store(settings.name, state.progress),
         ask=bench.ask,
-        sizes=[len(own) for own in bench.split.clients],
+        sizes=bench.split.clients.sizes,
         interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, bench.device),
         warn=bench.observer.warning,
     )
@@ -140,7 +140,7 @@ def begin_masks(experiment: Experiment, phase: Phase, bench: Workbench, clients:
     mask = masks.begin_phase()
     scope.write(now)
     if is_new and masks.needs_everybody and masks.settings.refresh == "once":
-        exchange.versions.saw_all(experiment.clients.count)  # even if that was before an interruption
+        exchange.versions.saw_all()  # even if that was before an interruption
     if mask is not None and not any(entry.is_buffer for entry in scope.entries):
         # What it freezes in all rounds need not be computed again (BatchNorm's statistics would move on).
         bench.begin_phase([name for name, count in mask.counts().items() if count])

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from fedsieve.config import Experiment
 from fedsieve.data.holdout import stratified
 from fedsieve.data.load import Dataset, Samples, load
+from fedsieve.data.parts import Parts
 from fedsieve.data.split import Split, split_clients
 from fedsieve.data.transform import Transform
 from fedsieve.errors import InputError
@@ -40,6 +42,7 @@ from fedsieve.randomness import numpy_generator
 SERVER = -1  # in the place of a client's number
 SYNCHRONIZE = "FEDSIEVE_SYNCHRONIZE"  # set by --profile: a GPU is waited for, to know what takes the time
 SLOW = 2000  # so many images take long enough to show progress
+AT_A_TIME = 4096  # clients whose class counts are held at once
 
 
 class Observer:
@@ -230,14 +233,17 @@ class Workbench:
         """
         if self.held_out is None:
             score, labels = score or self.test_score(), self.data.train.labels.numpy()[self.training]
-            own = [np.bincount(labels[one], minlength=len(self.data.classes)) for one in self.split.clients]
             if score is None:
-                return [None] * len(own)
-            return by_class_shares(score.correct.numpy(), self.data.test.labels.numpy(), np.stack(own))
-        ends = np.cumsum([len(one) for one in self.held_out])
-        score = self.score(self.data.train, self.training[np.concatenate(self.held_out)])
+                return [None] * len(self.split.clients)
+            accuracies: list[float | None] = []
+            for first in range(0, len(self.split.clients), AT_A_TIME):
+                some = self.split.clients[first : first + AT_A_TIME].count_classes(labels, len(self.data.classes))
+                accuracies += by_class_shares(score.correct.numpy(), self.data.test.labels.numpy(), some)
+            return accuracies
+        score = self.score(self.data.train, self.training[self.held_out.positions])
         correct = score.correct.numpy() if score is not None else np.empty(0)
-        return [float(part.mean()) if len(part) else None for part in np.split(correct, ends[:-1])]
+        parts = (correct[start:end] for start, end in pairwise(self.held_out.edges))
+        return [float(part.mean()) if len(part) else None for part in parts]
 
 
 @dataclass(frozen=True)
@@ -249,9 +255,9 @@ class DataHolders:
     samples: int  # that the server has
     seed: int
 
-    @cached_property
-    def sizes(self) -> list[int]:
-        return [len(own) for own in self.bench.split.clients]
+    @property
+    def sizes(self) -> np.ndarray:
+        return self.bench.split.clients.sizes
 
     def client(self, client: int) -> ClientData:
         return self.bench.client_data(client, self.depth)
@@ -299,18 +305,20 @@ def split_training(experiment: Experiment, data: Dataset, training: np.ndarray) 
     return split_clients(labels, len(data.classes), clients.count, clients.split, experiment.seed)
 
 
-def hold_out_at_clients(experiment: Experiment, split: Split) -> tuple[Split, list[np.ndarray] | None]:
+def hold_out_at_clients(experiment: Experiment, split: Split) -> tuple[Split, Parts | None]:
     """What clients train on, and the samples that each keeps for its own evaluation; None if nobody asks for any."""
     share = experiment.clients.holdout
     if share == 0:
         return split, None
-    kept, held = [], []
-    for client, own in enumerate(split.clients):
-        order = numpy_generator(experiment.seed, "holdout", client).permutation(own)
-        count = min(round(share * len(own)), len(own) - 1)  # something to train on is left
-        kept.append(np.sort(order[count:]))
-        held.append(np.sort(order[:count]))
-    without = sum(not len(one) for one in held)
+    sizes = split.clients.sizes
+    counts = np.minimum(np.rint(share * sizes).astype(np.int64), sizes - 1)  # something to train on is left
+    positions = split.clients.positions
+    is_held = np.zeros(len(positions), dtype=bool)
+    for client in np.flatnonzero(counts).tolist():
+        order = numpy_generator(experiment.seed, "holdout", client).permutation(int(sizes[client]))
+        is_held[split.clients.edges[client] + order[: counts[client]]] = True
+    kept, held = Parts(positions[~is_held], sizes - counts), Parts(positions[is_held], counts)
+    without = int((counts == 0).sum())
     notes = [f"clients.holdout {share} leaves {without} clients without a sample to evaluate on"] * bool(without)
     return Split(kept, split.notes + notes), held
 
@@ -321,8 +329,7 @@ def class_counts(experiment: Experiment) -> tuple[np.ndarray, list[str], list[st
     training, _ = hold_out_validation(experiment, data)
     split = split_training(experiment, data, training)
     labels = data.train.labels.numpy()[training]
-    counts = np.stack([np.bincount(labels[own], minlength=len(data.classes)) for own in split.clients])
-    return counts, data.classes, data.notes + split.notes
+    return split.clients.count_classes(labels, len(data.classes)), data.classes, data.notes + split.notes
 
 
 def configure_torch(experiment: Experiment, worker: int = 0) -> None:

@@ -54,7 +54,7 @@ def check(split: Split, labels: np.ndarray, count: int, everything: bool) -> Non
     """What every split promises."""
     handed = np.concatenate(split.clients)
     assert len(split.clients) == count
-    assert all(client.dtype == np.int64 and client.size for client in split.clients)
+    assert all(client.dtype == np.int32 and client.size for client in split.clients)
     assert all((np.diff(client) > 0).all() for client in split.clients)  # sorted, nothing twice
     assert len(set(handed.tolist())) == len(handed)  # nor with two clients
     assert set(handed.tolist()) <= set(range(len(labels)))

@@ -34,7 +34,7 @@ def masks_of(scope: Scope, /, **settings: object) -> Masks:
 
 
 def exchange_of(scope: Scope, masks: Masks | None = None, **settings: object) -> Exchange:
-    versions = Versions.at_start(scope.model, have_backbone=True)
+    versions = Versions.at_start(scope.model, clients=10, have_backbone=True)
     exchange = Exchange(scope, "edit", WireSettings(**settings), versions, 3)  # type: ignore[arg-type]
     exchange.masks = masks
     return exchange
@@ -157,7 +157,7 @@ def unpacked(bits: Tensor, size: int) -> Tensor:
 def test_broadcasts_are_enough(data: st.DataObject, way: str, have_backbone: bool, shared: bool) -> None:
     """Whoever takes part, and whenever: a client that gets its messages holds the server's weights to the bit."""
     model = small_model()
-    versions = Versions.at_start(model, have_backbone)
+    versions = Versions.at_start(model, 3, have_backbone)
     clients = [SlowClient(model, have_backbone) for _ in range(3)]
     down = 0
     for phase in data.draw(st.lists(st.sampled_from(["head", "backbone", "all"]), min_size=1, max_size=3)):
@@ -189,7 +189,7 @@ def test_broadcasts_are_enough(data: st.DataObject, way: str, have_backbone: boo
 
 def test_only_what_changed_is_sent() -> None:
     model = small_model()
-    scope, versions = model.scope("head"), Versions.at_start(model, have_backbone=True)
+    scope, versions = model.scope("head"), Versions.at_start(model, clients=3, have_backbone=True)
     exchange = Exchange(scope, "head", WireSettings(), versions, 3)
     first = len(exchange.broadcast(NOTHING, scope.read()).data)
     assert 4 * scope.size < first < 4 * scope.size + 300
@@ -214,7 +214,7 @@ def test_without_the_backbone_a_first_broadcast_has_it_all() -> None:
     scope = model.scope("head")
     sizes = {}
     for have in (True, False):
-        exchange = Exchange(scope, "head", WireSettings(), Versions.at_start(model, have), 3)
+        exchange = Exchange(scope, "head", WireSettings(), Versions.at_start(model, 3, have), 3)
         sizes[have] = len(exchange.broadcast(NOTHING, scope.read()).data)
     backbone = len(model.vector) - scope.size
     assert sizes[False] - sizes[True] == pytest.approx(4 * backbone, abs=100)

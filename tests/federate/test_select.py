@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,21 @@ def test_by_size_is_in_proportion_to_samples() -> None:
     for client, share in ((0, 0.1), (2, 0.3), (3, 0.6)):
         assert abs(counts[client] - 4000 * share) < 5 * np.sqrt(4000 * share * (1 - share))
     assert by_size(sizes, 3, np.random.default_rng(0)) == [0, 2, 3]
+
+
+@given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=40), data=st.data(), seed=st.integers(0, 99))
+def test_by_size_draws_as_numpy_does(sizes: list[int], data: st.DataObject, seed: int) -> None:
+    sizes[data.draw(st.integers(0, len(sizes) - 1))] += 1
+    wanted = data.draw(st.integers(1, np.count_nonzero(sizes)))
+    shares = np.array(sizes) / np.sum(sizes)
+    truth = np.random.default_rng(seed).choice(len(sizes), size=wanted, replace=False, p=shares)
+    assert by_size(sizes, wanted, np.random.default_rng(seed)) == sorted(truth.tolist())
+    assert by_size(np.array(sizes), wanted, np.random.default_rng(seed)) == sorted(truth.tolist())
+
+
+def test_more_clients_than_have_samples() -> None:
+    with pytest.raises(ValueError, match="only 2 have samples"):
+        by_size([3, 0, 1], 3, np.random.default_rng(0))
 
 
 @given(

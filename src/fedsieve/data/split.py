@@ -12,24 +12,26 @@ import warnings
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.random import Generator
 
+from fedsieve.data.parts import Parts
 from fedsieve.errors import InputError
 from fedsieve.randomness import numpy_generator
 
 if TYPE_CHECKING:
     from fedsieve.config import ClassesSplit, DirichletSplit, FlwrSplit, IidSplit
 
+AT_A_TIME = 4096  # clients whose random numbers, one for each class, are held at once
+
 
 @dataclass(frozen=True)
 class Split:
     """The sorted positions of each client's samples, and what a person should be told about them."""
 
-    clients: list[np.ndarray]
+    clients: Parts
     notes: list[str]
 
 
@@ -45,7 +47,7 @@ def split_clients(labels: np.ndarray, classes: int, count: int, settings: Any, s
     present = np.flatnonzero(np.bincount(labels, minlength=classes))
     labels = np.searchsorted(present, labels)  # renumbered 0, 1, … without gaps
     split = SPLITS[settings.kind](labels, len(present), count, settings, numpy_generator(seed, "split"))
-    if empty := sum(len(client) == 0 for client in split.clients):
+    if empty := int((split.clients.sizes == 0).sum()):
         left = f"clients.count is {count:,}, which leaves {_many(empty, 'client')} without samples"
         raise InputError(f"{left}; use fewer clients or other settings in clients.split")
     return split
@@ -53,7 +55,7 @@ def split_clients(labels: np.ndarray, classes: int, count: int, settings: Any, s
 
 def split_iid(labels: np.ndarray, classes: int, count: int, settings: "IidSplit", generator: Generator) -> Split:
     """Shuffle, then cut into parts whose sizes differ by at most one (McMahan et al. 2017, arXiv:1602.05629)."""
-    return _gather(generator.permutation(len(labels)) % count, count, [])
+    return Split(Parts.by_owner(generator.permutation(len(labels)) % count, count), [])
 
 
 def split_classes(
@@ -77,7 +79,8 @@ def split_classes(
         # One sample for each holder comes first, so that balancing cannot take a class away from anyone.
         counts = holds + _round(_balance(holds, sizes - holds.sum(axis=0)))
     else:
-        holds = _largest(generator.random((count, classes)), per_client)
+        some = (min(AT_A_TIME, count - first) for first in range(0, count, AT_A_TIME))
+        holds = np.concatenate([_largest(generator.random((rows, classes)), per_client) for rows in some])
         counts = _round(holds * (sizes / np.maximum(holds.sum(axis=0), 1)))
     notes = []
     undrawn = sizes[~holds.any(axis=0)]
@@ -145,8 +148,8 @@ def split_flwr(labels: np.ndarray, classes: int, count: int, settings: "FlwrSpli
     if len(parts) != count:
         wrong = f"clients.count is {count:,}, but {name} makes {_many(len(parts), 'client')}"
         raise InputError(f"{wrong}; set clients.count to {len(parts)}")
-    clients = [np.sort(np.asarray(part.with_format("numpy")[:]["index"], dtype=np.int64)) for part in parts]
-    holders = np.bincount(np.concatenate(clients), minlength=len(labels))
+    clients = Parts.of(np.sort(np.asarray(part.with_format("numpy")[:]["index"], dtype=np.int64)) for part in parts)
+    holders = np.bincount(clients.positions, minlength=len(labels))
     if holders.max() > 1:
         raise InputError(f"clients.split.partitioner {name} gives a sample to two clients; use other arguments for it")
     left = int((holders == 0).sum())
@@ -210,7 +213,7 @@ def _round(shares: np.ndarray) -> np.ndarray:
     The largest remainder method, class by class, except that a client's rounding errors add up in `owed`:
     who lost a fraction in one class is first in line in the next. So row sums stay near theirs as well.
     """
-    counts = np.floor(shares).astype(np.int64)
+    counts = shares.astype(np.int32)  # clients x classes: large enough for half the bytes to matter
     owed = np.zeros(len(shares))
     for c in range(shares.shape[1]):
         owed += shares[:, c] - counts[:, c]
@@ -232,7 +235,7 @@ def _draw_by_client(
         raise InputError(f"{short}; use at most {n // count:,}")
     handed = n if per_client is None else count * per_client
     pool = sizes.copy()
-    counts = np.zeros((count, len(sizes)), dtype=np.int64)
+    counts = np.zeros((count, len(sizes)), dtype=np.int32)
     for i, q in enumerate(generator.dirichlet(alpha * sizes / n, size=count)):
         counts[i] = _draw(pool, handed // count + (i < handed % count), q, generator)
         pool -= counts[i]
@@ -256,7 +259,9 @@ def _draw(pool: np.ndarray, want: int, q: np.ndarray, generator: Generator) -> n
 
 def _spread_by_class(sizes: np.ndarray, count: int, alpha: float, generator: Generator) -> tuple[np.ndarray, list[str]]:
     """Samples per client and class, and notes: each class goes to the clients by p_c ~ Dir(alpha, …, alpha)."""
-    counts = _round(generator.dirichlet(np.full(count, alpha), size=len(sizes)).T * sizes)
+    shares = generator.dirichlet(np.full(count, alpha), size=len(sizes)).T
+    shares *= sizes
+    counts = _round(shares)
     held = counts.sum(axis=1)
     empty = np.flatnonzero(held == 0)
     for client in empty:  # there are at least as many samples as clients: while one has none, another has two
@@ -282,14 +287,7 @@ def _deal(labels: np.ndarray, counts: np.ndarray, notes: list[str], generator: G
     owner = np.full(len(labels), -1)  # -1: nobody's
     for samples, wanted in zip(np.split(by_class, np.cumsum(np.bincount(labels))[:-1]), counts.T, strict=True):
         owner[samples[: wanted.sum()]] = np.repeat(np.arange(len(counts)), wanted)
-    return _gather(owner, len(counts), notes)
-
-
-def _gather(owner: np.ndarray, count: int, notes: list[str]) -> Split:
-    """From the owner of each sample to the samples of each owner."""
-    order = np.argsort(owner, kind="stable")  # stable: a client's positions stay sorted
-    edges = np.searchsorted(owner[order], np.arange(count + 1))
-    return Split([order[start:end] for start, end in pairwise(edges)], notes)
+    return Split(Parts.by_owner(owner, len(counts)), notes)
 
 
 def _many(number: int, noun: str) -> str:

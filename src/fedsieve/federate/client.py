@@ -177,6 +177,6 @@ def batches(samples: int, local: LocalSettings, seed: int, *address: int | str) 
     left, epoch = number_of_steps(samples, local), 0
     while left:
         order = torch.randperm(samples, generator=torch_generator(seed, "batches", *address, epoch))
-        yield (parts := list(order.split(local.batch_size)[:left]))
+        yield (parts := list(order[: left * local.batch_size].split(local.batch_size)))
         left -= len(parts)
         epoch += 1

@@ -1,9 +1,10 @@
 """The masks of a phase: who calibrates them, from whose data, and when anew."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ class Holders(Protocol):
     """Whose data a mask that all clients share is calibrated from."""
 
     @property
-    def sizes(self) -> Sequence[int]: ...  # samples of each client
+    def sizes(self) -> np.ndarray: ...  # samples of each client
     def client(self, client: int) -> ClientData: ...
     def server(self) -> ClientData: ...
 
@@ -144,11 +145,11 @@ class Masks:
 
     def _calibrated_here(self, sources: list[ClientData] | None, *address: int) -> Mask:
         settings = self.settings
-        sizes = self.holders.sizes if sources is None else [len(data) for data in sources]
+        sizes = self.holders.sizes if sources is None else np.array([len(data) for data in sources], dtype=np.int64)
         exchange = self.exchange if sources is None else None  # else nobody sends anything
         if exchange is not None:
             exchange.bring_up_to_date(range(len(sizes)), self.scope.read(), self.traffic)
-        counted = [min(settings.fisher.samples, size) for size in sizes]
+        counted = np.minimum(sizes, settings.fisher.samples).tolist()
         total_samples, done = settings.calibration_rounds * sum(counted), 0
         alone = 0 if sources is None else sources[0].client if sources else None
         who = alone if len(sizes) == 1 and alone is not None else "all"

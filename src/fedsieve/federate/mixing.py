@@ -114,7 +114,7 @@ class Mixing:
             except ValueError:
                 raise RunError(f"{kept} is damaged, so this run cannot go on; start it anew") from None
             if is_new:
-                self.exchange.versions.saw_all(clients)
+                self.exchange.versions.saw_all()
             return
         self.scores.clear()
         masks = self.context.masks

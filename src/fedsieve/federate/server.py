@@ -1,11 +1,12 @@
 """The server's side of a phase: choose clients, send them the weights, gather their replies, combine them."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,7 +99,7 @@ class Server:
     exchange: Exchange
     memory: Memory
     ask: Ask  # this process, or others
-    sizes: Sequence[int]  # samples of each client
+    sizes: np.ndarray  # samples of each client
     interference: Callable[[], Interference | None]  # made anew each round
     warn: Callable[[str], None]
 
@@ -108,7 +109,7 @@ class Server:
         The new weights are in the model. Whatever goes wrong leaves them as they were, and all else, too.
         """
         scope, versions = self.exchange.scope, self.exchange.versions
-        before, seen = scope.read(), dict(versions.seen)
+        before, seen = scope.read(), versions.seen.clone()
         broadcast = self.their_side.broadcast = Broadcast(self.settings.name, number, self.settings.rounds, before)
         round = Round(broadcast, rounds_before + 1, self.interference())
         try:
@@ -161,7 +162,7 @@ class Server:
         told = zip(candidates, self.ask(jobs), strict=True)
         losses = {client: float(answer.about["loss"]) for client, answer in told}
         round.traffic.up += sum(self.exchange.loss(client, loss) for client, loss in losses.items())
-        scored = sum(self.sizes[client] for client in candidates)  # each in one forward pass
+        scored = int(self.sizes[candidates].sum())  # each in one forward pass
         for client in candidates:
             if not math.isfinite(losses[client]):
                 round.failed[client] = f"its loss is {losses.pop(client)}"
@@ -191,7 +192,7 @@ class Server:
                 raise
             except Exception as error:  # whatever is wrong with a client's reply, the others go on
                 round.failed[client] = reason_of(error)
-                self.exchange.versions.seen.pop(client, None)  # it may hold anything now
+                self.exchange.versions.forget(client)  # it may hold anything now
                 continue
             with section("aggregate"):
                 aggregator.add(update)

@@ -1,7 +1,7 @@
 """What a client lacks of the server's weights, so that no broadcast repeats what it holds already."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,16 +20,16 @@ class Versions:
     """
 
     changed: Tensor  # int32, one number for each weight
+    seen: Tensor  # int32, one number for each client
     now: int = 0
-    seen: dict[int, int] = field(default_factory=dict)
 
     @staticmethod
-    def at_start(model: FlatModel, have_backbone: bool) -> "Versions":
+    def at_start(model: FlatModel, clients: int, have_backbone: bool) -> "Versions":
         changed = torch.zeros(len(model.vector), dtype=torch.int32)
         for entry in model.entries:
             if have_backbone and entry.name.startswith("backbone."):
                 changed[entry.start : entry.stop] = NOTHING
-        return Versions(changed)
+        return Versions(changed, torch.full((clients,), NOTHING, dtype=torch.int32))
 
     def record(self, scope: Scope, before: Tensor, after: Tensor) -> None:
         """The weights in scope went from `before` to `after`: a new version."""
@@ -44,11 +44,15 @@ class Versions:
         """This client holds the weights as they are now."""
         self.seen[client] = self.now
 
-    def saw_all(self, count: int) -> None:
-        self.seen = dict.fromkeys(range(count), self.now)
+    def saw_all(self) -> None:
+        self.seen.fill_(self.now)
+
+    def forget(self, client: int) -> None:
+        """This client may hold anything."""
+        self.seen[client] = NOTHING
 
     def last_seen(self, client: int) -> int:
-        return self.seen.get(client, NOTHING)
+        return int(self.seen[client])
 
     def of(self, ranges: Iterable[tuple[int, int]]) -> Tensor:
         """When the weights in these ranges of the model's vector last changed."""

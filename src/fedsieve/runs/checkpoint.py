@@ -46,11 +46,15 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> int:
     """Write a checkpoint and delete all but the newest ones; the rounds that were done at the oldest one left."""
     versions = checkpoint.versions
-    tensors = {"vector": checkpoint.vector, "changed": _compressed(versions.changed)}
+    tensors = {
+        "vector": checkpoint.vector,
+        "changed": _compressed(versions.changed),
+        "seen": _compressed(versions.seen),
+    }
     if checkpoint.best is not None:
         tensors["best"] = checkpoint.best
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    progress = json.dumps({**asdict(checkpoint.progress), "version": versions.now, "seen": versions.seen})
+    progress = json.dumps({**asdict(checkpoint.progress), "version": versions.now})
     folder.mkdir(exist_ok=True)
     _write(folder / f"{checkpoint.progress.rounds:08d}.safetensors", progress, tensors)
     files = sorted(folder.glob("*.safetensors"))
@@ -63,8 +67,8 @@ def load(path: Path) -> Checkpoint:
     """Read a checkpoint; ValueError if a single bit of it is not as it was written."""
     text, tensors = _read(path)
     progress = json.loads(text)
-    seen = {int(client): version for client, version in progress.pop("seen").items()}
-    versions = Versions(_decompressed(tensors["changed"]), progress.pop("version"), seen)
+    changed, seen = _decompressed(tensors["changed"]), _decompressed(tensors["seen"])
+    versions = Versions(changed, seen, progress.pop("version"))
     return Checkpoint(Progress(**progress), tensors["vector"], tensors.get("best"), versions)
 
 
@@ -80,7 +84,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
 
 
 def _compressed(numbers: Tensor) -> Tensor:
-    """Long stretches of weights changed last in the same round, so this takes little room."""
+    """Long stretches of weights changed last in the same round, and many clients saw the same: this is small."""
     return torch.from_numpy(np.frombuffer(zstandard.compress(numbers.numpy().data, 1), dtype=np.uint8).copy())
 
 

@@ -68,7 +68,7 @@ class Twin:
         """What the main process did before the phase's rounds; it finds on disk what was made there."""
         phase = self.phases[self.at.phase]
         if self.steps < 1 <= steps:
-            versions = Versions.at_start(self.bench.model, self.experiment.clients.have_backbone)
+            versions = Versions.at_start(self.bench.model, 0, self.experiment.clients.have_backbone)
             self.clients = begin(self.experiment, phase, self.bench, versions, 0, self.folder)
         if self.steps < 2 <= steps and self.clients is not None:
             begin_masks(self.experiment, phase, self.bench, self.clients, is_new=False)
