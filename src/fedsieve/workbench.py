@@ -33,7 +33,7 @@ from fedsieve.model.features import (
     frozen_fingerprint,
     frozen_outputs,
     network_behind,
-    worth_keeping,
+    too_large_to_keep,
 )
 from fedsieve.model.flat import FlatModel, merged
 from fedsieve.profile import Times, section, stopwatch
@@ -87,14 +87,14 @@ class Workbench:
         self.moving: list[tuple[int, int]] = []  # the ranges of the model's vector that may change in it
         self._known: dict[str, Tensor] = {}  # features of the training and the test set
         self._fingerprints: dict[int, str] = {}  # of what stands still, by depth
-        self._noted: set[str] = set()
+        self.noted: dict[str, str] = {}  # by topic
         for note in self.data.notes + self.split.notes:
             self.note(note)
 
-    def note(self, text: str) -> None:
-        """Tell it to a person, once."""
-        if text not in self._noted:
-            self._noted.add(text)
+    def note(self, text: str, topic: str | None = None) -> None:
+        """Tell a person, once about each topic (or text, without one)."""
+        if (topic or text) not in self.noted:
+            self.noted[topic or text] = text
             self.observer.note(text)
 
     @cached_property
@@ -109,7 +109,8 @@ class Workbench:
         active = set(active)
         self.depth = frozen_depth(self.classifier, active)
         samples = len(self.data.train) + len(self.data.test)
-        if not worth_keeping(self.classifier, self.depth, samples):
+        if self.depth and (reason := too_large_to_keep(self.classifier, self.depth, samples)):
+            self.note(reason, "cache")
             self.depth = 0
         entries = self.model.entries
         self.moving = merged((entry.start, entry.stop) for entry in entries if entry.is_buffer or entry.name in active)
@@ -159,6 +160,7 @@ class Workbench:
                 self.device,
                 compute,
                 progress,
+                lambda text: self.note(text, "cache"),  # what cannot be kept for one client cannot be for the next
             )
         if positions is None:
             self._known[part] = rows = rows.to(self.device)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsieve.cache import cached_array, size_limit
+from fedsieve.cache import cached_array, size_limit, too_large
 from fedsieve.data.load import Samples
 from fedsieve.data.transform import Transform
 from fedsieve.model.backbone import describe
@@ -72,9 +72,10 @@ def _row_width(model: Classifier, depth: int) -> int:
     return (shape.positions + shape.registers) * shape.width
 
 
-def worth_keeping(model: Classifier, depth: int, samples: int) -> bool:
-    """Whether so many outputs leave room in the cache; features always do, tokens of large images may not."""
-    return depth >= feature_depth(model) or 4 * _row_width(model, depth) * samples <= size_limit() / 2
+def too_large_to_keep(model: Classifier, depth: int, samples: int) -> str | None:
+    """Why so many outputs would not leave room in the cache; features always do, tokens of large images may not."""
+    needed = 4 * _row_width(model, depth) * samples
+    return too_large(needed, 2 * needed) if depth < feature_depth(model) and 2 * needed > size_limit() else None
 
 
 def frozen_fingerprint(model: Classifier, depth: int) -> str:
@@ -114,10 +115,12 @@ def frozen_outputs(
     device: str,
     compute: Callable[[Iterable[int]], Iterator[np.ndarray]],
     progress: Callable[[int, int], None] = lambda done, total: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> Tensor:
     """The output at `depth` for the samples at `positions` (None: all) in their evaluation view, one row each.
 
-    They are taken from the cache, or from `compute`, which gives the rows of the batches that begin at some numbers.
+    They are taken from the cache, or from `compute`, which gives the rows of the batches that begin at some numbers;
+    `note` hears why they could not be kept.
     """
     count, columns = len(samples) if positions is None else len(positions), _row_width(model, depth)
 
@@ -143,7 +146,7 @@ def frozen_outputs(
         key["depth"] = depth
     if positions is not None:
         key["positions"] = hashlib.sha256(positions.astype(np.int64).tobytes()).hexdigest()
-    array = cached_array(key, count, columns, blocks)
+    array = cached_array(key, count, columns, blocks, note)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mapped file is read-only, which is as it should be
         return torch.from_numpy(array)

@@ -165,8 +165,8 @@ class Crew:
             return
         for name, seconds in heard["seconds"].items():
             self.seconds[name] += seconds
-        for note in heard["notes"]:
-            self.bench.note(note)
+        for topic, note in heard["notes"].items():
+            self.bench.note(note, topic)
         if "failed" in heard:
             raise RunError(heard["failed"])
         ticket.answer, worker.ticket = Answer(heard["about"], data), None

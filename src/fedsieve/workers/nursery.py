@@ -27,16 +27,6 @@ from fedsieve.workers.twin import Twin
 DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
-class Notes(Observer):
-    """Keeps what is to be said for the next answer."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
-
-
 def main() -> None:
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
@@ -87,14 +77,14 @@ def work(
     _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     configure_torch(experiment, number)
-    notes = Notes()
     try:
-        twin = Twin(experiment, Workbench(experiment, notes, data=data), folder, weights)
-        notes.texts.clear()  # the main process has said these
+        bench = Workbench(experiment, Observer(), data=data)
+        twin = Twin(experiment, bench, folder, weights)
     except Exception as error:
         send(server, {"failed": reason_of(error)})
         return
     send(server, {"pid": os.getpid()})
+    said = set(bench.noted)  # also by the main process
     while True:
         try:
             about, payload = receive(server)
@@ -107,8 +97,9 @@ def work(
             answer, result = {"about": done.about}, done.data
         except Exception as error:
             answer = {"failed": reason_of(error)}
-        answer |= {"seconds": twin.take_seconds(), "notes": notes.texts.copy()}
-        notes.texts.clear()
+        answer["seconds"] = twin.take_seconds()
+        answer["notes"] = {topic: text for topic, text in bench.noted.items() if topic not in said}
+        said |= bench.noted.keys()
         send(server, answer, result, slots[about["slot"]])
 
 
