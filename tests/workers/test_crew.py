@@ -173,7 +173,7 @@ def test_killed_in_the_midst_of_a_round(
     changes = [edit("scope: client", more=", optimizer_state: carry"), "clients.fraction=1.0"]
     expected = run(experiment(*changes, "workers=1"), tmp_path / "expected")
 
-    due = [5] if victim == "the nursery" else [20, 5]  # the first time a worker is busy from then on
+    due = [20, 5]  # the first time a worker is busy from then on
 
     def whom(crew: Crew, times: int) -> list[int]:
         if not due or times < due[-1] or not busy(crew) or not all(worker.pid for worker in crew.workers):

@@ -78,7 +78,7 @@ class Crew:
         self.workers: list[Worker] = []
         self._nursery: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._asking = False
+        self._asking = self._begun = False  # whether any worker was ready yet
         self._stillborn = 0  # workers that died before they were ready, since the last one that was
         self._start()
 
@@ -114,7 +114,7 @@ class Crew:
                 if (answer := under_way[0].answer) is not None:
                     yield answer
                     free.append(under_way.popleft().slot)
-                elif waiting and not any(worker.pid for worker in self.workers):
+                elif waiting and not (self.workers and self._begun):
                     ticket = waiting.popleft()
                     ticket.answer = _kept(next(self.bench.desk.ask([ticket.job])))
                     self._listen(waiting, 0)
@@ -160,7 +160,7 @@ class Crew:
         ticket = worker.ticket
         heard, data = receive(worker.line, self.slots[ticket.slot] if ticket is not None else None)
         if ticket is None:  # it says that it is ready
-            worker.pid, self._stillborn = heard.get("pid"), 0
+            worker.pid, self._begun, self._stillborn = heard.get("pid"), True, 0
             self._give_up_if_failed(heard)
             return
         for name, seconds in heard["seconds"].items():
