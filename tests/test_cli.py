@@ -122,6 +122,9 @@ def misshapen(backbone: Path, path: Path) -> Path:
 BAD = {
     "unknown key": (lambda t, b: ["clients.cuont=3"], ["unknown key 'cuont'", "'count'"]),
     "wrong type": (lambda t, b: ["clients.count=many"], ["clients.count", "whole number"]),
+    "precision": (lambda t, b: ["precision=bfloat"], ["precision is 'bfloat'", "float32 or bfloat16"]),
+    "float16": (lambda t, b: ["precision=16"], ["precision is 16", "float32 or bfloat16"]),
+    "compile": (lambda t, b: ["compile=maybe"], ['compile is "maybe"', "true or false"]),
     "missing data path": (lambda t, b: [f"data.path={t}/nowhere"], ["nowhere does not exist"]),
     "damaged CIFAR": (
         lambda t, b: ["data.name=cifar100", f"data.path={truncated_cifar(t / 'cifar')}"],

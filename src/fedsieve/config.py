@@ -434,6 +434,8 @@ class Experiment(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     workers: int | Literal["auto"] = "auto"  # processes that run clients; changes no result
     threads: int | Literal["auto"] = "auto"  # of each of them; the last bits of results depend on it
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     clients: ClientSettings = ClientSettings()
@@ -499,6 +501,8 @@ class Experiment(Settings):
             if device == "cuda" and not found:
                 raise InputError("device: cuda is asked for, but torch finds no CUDA device; use cpu or auto")
             device = "cuda" if found else "cpu"
+            if found and self.precision == "bfloat16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+                raise InputError("precision: bfloat16 is asked for, but this CUDA device does not have it; use float32")
         size = self.data.image_size or (32 if self.model.backbone == "pico" else 64)
         data = self.data.model_copy(update={"image_size": size, "path": _absolute(self.data.path)})
         backbone = self.model.backbone

@@ -115,7 +115,14 @@ def begin(
     bench.phase = phase.number
     bench.begin_phase(scope.named)
     depth = training_depth(experiment, phase, bench)
-    context = Context(scope, bench.network(depth), settings.local, settings.optimizer_state == "carry", seed)
+    context = Context(
+        scope,
+        bench.network(depth),
+        settings.local,
+        settings.optimizer_state == "carry",
+        seed,
+        precision=experiment.precision,
+    )
     if settings.mask is not None:
         now = scope.read()
         start = start_of_phase(folder, settings.name, now).to(bench.device) if settings.mask.needs_start else now
@@ -191,6 +198,8 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
     if clients.zero_sum and isinstance(clients.select, HighLoss):
         notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
     mask = phase.settings.mask
+    if experiment.compile and mask is not None and mask.unit != "weight":
+        notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
     if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:
         notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
     return notes

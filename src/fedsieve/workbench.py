@@ -7,7 +7,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +26,8 @@ from fedsieve.evaluate import BATCH, Score, by_class_shares, joined, score_batch
 from fedsieve.federate.client import ClientData
 from fedsieve.federate.jobs import Answer, Ask, Desk, Job
 from fedsieve.model.classifier import Classifier, build_classifier
+from fedsieve.model.compiled import compile_blocks
+from fedsieve.model.features import BATCH as OUTPUTS
 from fedsieve.model.features import (
     batch_outputs,
     feature_depth,
@@ -36,6 +38,7 @@ from fedsieve.model.features import (
     too_large_to_keep,
 )
 from fedsieve.model.flat import FlatModel, merged
+from fedsieve.precision import forward, notes_on
 from fedsieve.profile import Times, section, stopwatch
 from fedsieve.randomness import numpy_generator
 
@@ -69,6 +72,7 @@ class Workbench:
     ) -> None:
         self.observer = observer
         self.device = experiment.device
+        self.precision, self.is_compiled = experiment.precision, experiment.compile
         self.desk = Desk()
         self.desk.handlers |= {"score": self._score_batch, "outputs": self._outputs, "loss": self._loss}
         self.ask: Ask = self.desk.ask
@@ -81,6 +85,8 @@ class Workbench:
         self.transform = Transform(experiment.data, self.data.train)
         self.classifier = classifier or build_classifier(experiment, self.data.classes)
         self.model = FlatModel(self.classifier, self.device)
+        if self.is_compiled:
+            compile_blocks(self.classifier, self.device)
         self.phase = 0  # the place of the phase under way among all
         self.begun = 0  # how often what stands still has changed
         self.depth = 0  # how much of the network stands still in the phase under way
@@ -88,7 +94,7 @@ class Workbench:
         self._known: dict[str, Tensor] = {}  # features of the training and the test set
         self._fingerprints: dict[int, str] = {}  # of what stands still, by depth
         self.noted: dict[str, str] = {}  # by topic
-        for note in self.data.notes + self.split.notes:
+        for note in self.data.notes + self.split.notes + notes_on(self.precision, self.device):
             self.note(note)
 
     def note(self, text: str, topic: str | None = None) -> None:
@@ -159,6 +165,8 @@ class Workbench:
                 self.transform,
                 self.device,
                 compute,
+                self.precision,
+                self.is_compiled,
                 progress,
                 lambda text: self.note(text, "cache"),  # what cannot be kept for one client cannot be for the next
             )
@@ -172,7 +180,8 @@ class Workbench:
         first, depth = job.about["first"], job.about["depth"]
         own = positions if len(positions) else np.arange(len(samples))
         with section("features"):
-            rows = batch_outputs(self.classifier, depth, samples.images, own, first, self.transform, self.device)
+            batch = samples.images[torch.from_numpy(own[first : first + OUTPUTS])].to(self.device)
+            rows = batch_outputs(self.classifier, depth, self.transform.evaluation(batch), self.precision)
         return Answer({}, rows.numpy())
 
     def _part(self, samples: Samples) -> str:
@@ -212,7 +221,7 @@ class Workbench:
         batch = torch.arange(first, min(first + BATCH, len(positions)))
         own = torch.from_numpy(positions)[batch]
         with section("evaluate"):
-            network = self.network(depth).eval()
+            network = partial(forward, self.network(depth).eval(), precision=self.precision)
             if depth:
                 inputs = self.frozen_outputs(samples, positions, depth)(batch)
             else:

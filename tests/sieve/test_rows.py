@@ -124,6 +124,42 @@ def test_inputs_of_any_dimension(shape: tuple[int, ...], bias: bool) -> None:
         torch.testing.assert_close(got[2:], wanted[2:])
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_under_autocast_it_is_what_a_plain_layer_is(shape: tuple[int, ...], bias: bool, given: torch.dtype) -> None:
+    linear = nn.Linear(64, 6, bias=bias)
+    chosen: dict[str, object] = {"weight": [0, 5]} | ({"bias": [3]} if bias else {})
+    inputs = torch.randn(shape, dtype=given, requires_grad=True)
+    target = torch.randn(*shape[:-1], 6)
+
+    def output_and_gradients() -> tuple[Tensor, tuple[Tensor, ...]]:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = linear(inputs)
+        loss = (output.float() - target).square().sum()
+        return output, torch.autograd.grad(loss, [inputs, *linear.parameters()])
+
+    plain, wanted = output_and_gradients()
+    with only_active(linear, dict(linear.named_parameters()), mask_with(linear, chosen)):
+        output, got = output_and_gradients()
+    assert output.dtype == torch.bfloat16 and torch.equal(output, plain)
+    assert [one.dtype for one in got] == [one.dtype for one in wanted] == [given] + [torch.float32] * (1 + bias)
+    bounds = {"rtol": 2**-8, "atol": 2**-8}  # the last bit may be another where the sum is in another order
+    torch.testing.assert_close(got[0], wanted[0], **bounds)
+    torch.testing.assert_close(got[1].values(), wanted[1][[0, 5]], **bounds)
+    torch.testing.assert_close(got[2:], wanted[2:], **bounds)
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    linear = nn.Linear(4, 6, dtype=torch.float64)
+    inputs = torch.randn(3, 4, dtype=torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = linear(inputs)
+        with only_active(linear, dict(linear.named_parameters()), mask_with(linear, {"weight": [1]})):
+            output = linear(inputs)
+    assert plain.dtype == output.dtype == torch.float64 and torch.equal(output, plain)
+
+
 def test_a_layer_used_twice_adds_up() -> None:
     linear = nn.Linear(5, 5)
     inputs = torch.randn(3, 5)

@@ -13,6 +13,7 @@ from fedsieve.config import LocalSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.model.flat import Scope
+from fedsieve.precision import Precision, forward
 from fedsieve.profile import section
 from fedsieve.randomness import seed_layers, torch_generator
 from fedsieve.sieve.mask import Mask
@@ -59,6 +60,7 @@ class Context:
     seed: int
     masks: "Masks | None" = None  # None: all weights in scope may change
     mixing: "Mixing | None" = None  # None: clients start from the weights that they receive
+    precision: Precision = "float32"
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ def touched_positions(mask: Mask, size: int) -> Tensor:
 
 def _scores(context: Context, inputs: Tensor) -> Tensor:
     try:
-        return context.network(inputs)
+        return forward(context.network, inputs, context.precision)
     except ValueError as error:  # BatchNorm cannot learn from a batch of one
         raise RunError(f"{error}; another phases.*.local.batch_size may help") from None
 

@@ -20,6 +20,7 @@ from fedsieve.data.transform import Transform
 from fedsieve.model.backbone import describe
 from fedsieve.model.classifier import Classifier, Tail
 from fedsieve.model.vit import ViT
+from fedsieve.precision import Precision, forward
 
 VERSION = 1  # to be raised when transforms or networks compute something else from the same settings
 BATCH = 250  # fixed, so that the same images have the same outputs to the last bit
@@ -90,19 +91,10 @@ def frozen_fingerprint(model: Classifier, depth: int) -> str:
 
 
 @torch.no_grad()
-def batch_outputs(
-    model: Classifier,
-    depth: int,
-    images: Tensor,
-    positions: np.ndarray,
-    first: int,
-    transform: Transform,
-    device: str,
-) -> Tensor:
-    """The output at `depth` for a batch of the images at `positions`, from number `first` on, one row each."""
+def batch_outputs(model: Classifier, depth: int, images: Tensor, precision: Precision = "float32") -> Tensor:
+    """The output at `depth` for a batch of `BATCH` images or, at the end, fewer; one row each."""
     model.eval()
-    batch = images[torch.from_numpy(positions[first : first + BATCH])].to(device)
-    return frozen_part(model, depth)(transform.evaluation(batch)).float().cpu()
+    return forward(frozen_part(model, depth), images, precision).cpu()
 
 
 def frozen_outputs(
@@ -114,6 +106,8 @@ def frozen_outputs(
     transform: Transform,
     device: str,
     compute: Callable[[Iterable[int]], Iterator[np.ndarray]],
+    precision: Precision = "float32",
+    is_compiled: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> Tensor:
@@ -142,6 +136,10 @@ def frozen_outputs(
         "transform": transform.key,
         "torch": [torch.__version__, device, torch.get_num_threads()],  # the last bits depend on them
     }
+    if precision != "float32":
+        key["precision"] = precision
+    if is_compiled:
+        key["compile"] = True
     if depth < feature_depth(model):
         key["depth"] = depth
     if positions is not None:

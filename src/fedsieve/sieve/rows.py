@@ -1,7 +1,7 @@
 """Backward passes that compute only what a mask lets change: no gradient of a frozen tensor, and only active rows."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fedsieve.sieve.eager import eagerly
 from fedsieve.sieve.mask import Mask
 
 
@@ -27,7 +28,8 @@ def only_active(network: nn.Module, parameters: Mapping[str, nn.Parameter], mask
 
     Parameters without an active weight, or unknown to the mask, do not require a gradient, so the backward pass
     ends at the earliest active tensor. A Linear layer of which whole rows are active gets the gradient of just
-    these rows, as a sparse tensor (`SparseSGDM` takes it as it is).
+    these rows, as a sparse tensor (`SparseSGDM` takes it as it is). With either, a compiled network runs as it is
+    written, since every mask would have it compiled again.
     """
     counts = mask.counts()
     frozen = [parameter for name, parameter in parameters.items() if not counts.get(name)]
@@ -42,7 +44,8 @@ def only_active(network: nn.Module, parameters: Mapping[str, nn.Parameter], mask
             parameter.requires_grad_(False)
         for linear in linears:
             vars(linear)["forward"] = _rows_forward(linear, rows_of[id(linear.weight)].to(linear.weight.device))
-        yield
+        with eagerly() if frozen or linears else nullcontext():
+            yield
     finally:
         for linear in linears:
             vars(linear).pop("forward", None)  # so that the method of the class is found again
@@ -66,14 +69,20 @@ def _rows_forward(linear: nn.Linear, rows: Tensor) -> Callable[[Tensor], Tensor]
 
 
 class _LinearOfRows(torch.autograd.Function):
-    """inputs @ weight.T + bias, with the gradient of some rows of the weight only."""
+    """inputs @ weight.T + bias, with the gradient of some rows of the weight only.
+
+    Under autocast it computes in autocast's type both ways, as F.linear does; autograd gives each gradient the type of
+    what it belongs to.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:
         of_inputs, of_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None, rows)
         ctx.weight_shape = weight.shape
-        return F.linear(inputs, weight, bias)
+        dtype = _computed_in(weight)
+        inputs, weight = inputs.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(inputs if of_weight else None, weight if of_inputs else None, rows)
+        return F.linear(inputs, weight, None if bias is None else bias.to(dtype))
 
     @staticmethod
     @once_differentiable
@@ -89,3 +98,10 @@ class _LinearOfRows(torch.autograd.Function):
                 rows[None], values, ctx.weight_shape, is_coalesced=True, check_invariants=False
             )
         return input_gradient, weight_gradient, flat.sum(0) if of_bias else None, None
+
+
+def _computed_in(weight: Tensor) -> torch.dtype:
+    """The type in which F.linear computes: the weight's own, or what autocast makes of it (float64 it leaves alone)."""
+    kind = weight.device.type
+    lowered = torch.is_autocast_enabled(kind) and weight.dtype != torch.float64
+    return torch.get_autocast_dtype(kind) if lowered else weight.dtype

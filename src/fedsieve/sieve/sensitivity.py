@@ -25,6 +25,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fedsieve.errors import RunError
 from fedsieve.model.vit import LayerScale, ViT
+from fedsieve.sieve.eager import eagerly
 from fedsieve.sieve.mask import Mask
 
 Batches = Iterable[tuple[Tensor, Tensor]]  # inputs and labels
@@ -40,10 +41,11 @@ def sensitivity(
 ) -> tuple[Tensor, int]:
     """The sum of the squared gradients by `parameters`, laid one after another, and how many were added.
 
-    The quotient is F, and the sums of several clients may be added up. The network runs in evaluation mode.
+    The quotient is F, and the sums of several clients may be added up. The network runs in evaluation mode, and not
+    compiled, since compiled code does not tell what goes in and out of layers.
     """
     totals = Totals(parameters)
-    with _evaluating(network), torch.enable_grad():
+    with eagerly(), _evaluating(network), torch.enable_grad():
         count = _batch(network, totals, batches) if kind == "batch" else 0
         if kind != "batch":
             count = _per_sample(network, totals, batches, draws if kind == "exact" else 0, generator)
