@@ -17,6 +17,7 @@ bench: .venv/installed
 	$(BIN)/python bench/wire.py
 	$(BIN)/python bench/drift.py
 	$(BIN)/python bench/sieve.py
+	$(BIN)/python bench/precision.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
