@@ -13,11 +13,12 @@ test: .venv/installed-dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
 
-bench: .venv/installed
-	$(BIN)/python bench/wire.py
-	$(BIN)/python bench/drift.py
-	$(BIN)/python bench/sieve.py
-	$(BIN)/python bench/precision.py
+bench: bench/.venv/installed
+	bench/$(BIN)/python bench/wire.py
+	bench/$(BIN)/python bench/drift.py
+	bench/$(BIN)/python bench/sieve.py
+	bench/$(BIN)/python bench/precision.py
+	bench/$(BIN)/python bench/peers.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -30,5 +31,13 @@ bench: .venv/installed
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ .venv/installed
 
+# The peers that the benchmark compares with have an environment of their own, with fedsieve in it.
+bench/.venv/bin/python:
+	$(PYTHON) -m venv bench/.venv
+
+bench/.venv/installed: bench/.venv/bin/python pyproject.toml bench/requirements.txt
+	bench/$(BIN)/python -m pip install --quiet --editable . --requirement bench/requirements.txt
+	touch $@
+
 clean:
-	rm -rf .venv demo runs build
+	rm -rf .venv bench/.venv demo runs build

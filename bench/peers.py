@@ -1,0 +1,168 @@
+"""fedsieve beside its peers: the same data, model, batches, cores and rounds, the same weights at the end.
+
+python bench/peers.py                        # or: make bench; updates results.json, README.md and the pictures
+python bench/peers.py --only small --runs 1  # a quick look; fewer than 3 runs are printed and not kept
+python bench/peers.py --fedsieve "threads=1" # overrides of fedsieve's experiments
+
+Needs Flower and pfl, which `make bench` installs into bench/.venv.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Hashable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cases import CASES, Bar, Case, Contender, Variant
+from safetensors.torch import load_file
+from scale import clients, memory, start
+from tables import keep, show
+from torch import Tensor
+from workload import Workload, make_workload, trained_tensors
+
+from fedsieve.config import Experiment
+
+CLOSE, CLOSE_TO_CHANGE = 1e-4, 0.01  # how far weights may be apart: each, and all together beside how far they went
+Result = dict[str, Any]
+
+
+class Arena:
+    """A place where contenders meet: workloads, caches and what they reached, in a folder that is gone afterwards."""
+
+    def __init__(self, folder: Path, case: Case, overrides: str) -> None:
+        self.folder, self.case, self.overrides = folder, case, overrides
+        self.caches = 0
+        self.made: dict[str, Path] = {}
+
+    def workload(self, contender: Contender) -> Path:
+        """The file of a contender's work, with the experiment beside it."""
+        make = contender.settings or self.case.settings
+        name = f"work-{id(make)}"
+        if name not in self.made:
+            path, settings = self.folder / name, make(self.folder)
+            path.with_suffix(".json").write_text(json.dumps(settings))
+            os.environ["FEDSIEVE_CACHE"] = str(self.folder / "cache")
+            make_workload(settings, self.case.on_features).save(path)
+            self.made[name] = path
+        return self.made[name]
+
+    def run(self, contender: Contender, **options: Any) -> Result:
+        """One run in a process of its own: what it says, and under "weights" the file of those it reached."""
+        work = self.workload(contender)
+        weights = self.folder / f"weights-{contender.kind}"
+        if contender.kind == "fedsieve" and self.overrides:
+            options["overrides"] = f"{self.overrides} {options.get('overrides', '')}".strip()
+        self.caches += self.case.cold
+        cache = self.folder / (f"cache-{self.caches}" if self.case.cold else "cache")
+        said = subprocess.run(
+            [sys.executable, Path(__file__).with_name("contenders.py"), contender.kind, work, weights]
+            + [f"{key}={value}" for key, value in options.items()],
+            env={**os.environ, "FEDSIEVE_CACHE": str(cache)},
+            capture_output=True,
+            text=True,
+        )
+        if said.returncode:
+            raise SystemExit(f"{contender.kind} failed:\n{said.stdout[-2000:]}\n{said.stderr[-4000:]}")
+        return {**json.loads(said.stdout.splitlines()[-1]), "weights": weights}
+
+    def fastest(self, contender: Contender) -> dict[str, Any]:
+        """The variant that is fastest in a short try."""
+        rounds, clients = self.case.short
+        return min(
+            contender.variants, key=lambda one: self.run(contender, **one, rounds=rounds, clients=clients)["seconds"]
+        )
+
+
+def meet(case: Case, runs: int, overrides: str, chosen: dict[Hashable, Variant], say: Callable[[str], None]) -> Result:
+    """All contenders in turns, so that a slow moment of the machine hits all of them; what each reached is checked.
+
+    `chosen` remembers which variants were the fastest, for work of the same kind.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        arena, found = Arena(Path(folder), case, overrides), {}
+        for name, contender in case.contenders.items():
+            known = (contender.kind, str(contender.variants), case.on_features)
+            if known not in chosen:
+                chosen[known] = arena.fastest(contender) if len(contender.variants) > 1 else contender.variants[0]
+            found[name] = {"options": chosen[known], "values": [], "start": [], "more": []}
+            if contender.warm:
+                arena.run(contender, **chosen[known])
+        expected: dict[str, Tensor] | None = None
+        for turn in range(runs):
+            for name, contender in case.contenders.items():
+                said, one = arena.run(contender, **found[name]["options"]), found[name]
+                reached = load_file(said.pop("weights"))
+                one["values"].append(said.pop("seconds"))
+                one["start"].append(said.pop("start"))
+                one["more"].append(said)
+                say(f"  turn {turn + 1}: {name}, {one['values'][-1]:.3f} s")
+                if name == "fedsieve" and expected is None:
+                    expected = reached
+                if turn == 0 and reached:
+                    one |= compare(arena, contender, reached, expected)
+        return {"title": case.title, "unit": "s", "contenders": found, "bars": judge(case.bars, found)}
+
+
+def compare(
+    arena: Arena, contender: Contender, reached: dict[str, Tensor], expected: dict[str, Tensor] | None
+) -> Result:
+    """How far a contender's weights are from fedsieve's; under a mask, its own from those of plain masked steps."""
+    work = arena.workload(contender)
+    if contender.settings is not None:
+        said = arena.run(Contender("masked", settings=contender.settings), reached=arena.folder / "weights-fedsieve")
+        return {"frozen": said["frozen"], **distance(work, reached, load_file(said["weights"]))}
+    return distance(work, reached, expected) if expected is not None else {}
+
+
+def distance(work: Path, reached: dict[str, Tensor], expected: dict[str, Tensor]) -> Result:
+    """The largest difference of any weight, and that of all together relative to how far training moved them."""
+    start = trained_tensors(Workload.load(work).network)
+    largest = max(float((reached[name] - expected[name]).abs().max()) for name in start)
+    apart = sum(float((reached[name] - expected[name]).double().square().sum()) for name in start)
+    moved = sum(float((expected[name] - one).double().square().sum()) for name, one in start.items())
+    relative = (apart / moved) ** 0.5 if moved else float("inf")
+    return {"difference": largest, "relative": relative, "same": largest <= CLOSE and relative <= CLOSE_TO_CHANGE}
+
+
+def judge(bars: tuple[Bar, ...], found: dict[str, Result]) -> list[Result]:
+    medians = {name: statistics.median(one["values"]) for name, one in found.items()}
+    judged = []
+    for bar in bars:
+        ratio = medians[bar.what] / (medians[bar.to] if bar.to else 1.0)
+        judged.append({"what": bar.what, "to": bar.to, "ratio": ratio, "bar": str(bar), "met": bar.is_met(ratio)})
+    return judged
+
+
+OTHERS = {"start": start, "clients": clients, "memory": memory}  # of fedsieve alone
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=[*CASES, *OTHERS], help="this case; may be given again")
+    parser.add_argument("--runs", type=int, default=3, help="of each contender; results of at least 3 are kept")
+    parser.add_argument("--fedsieve", default="", metavar="OVERRIDES", help='such as "threads=1 workers=2"')
+    arguments = parser.parse_args()
+    chosen: dict[Hashable, Variant] = {}
+    for name in arguments.only or [*CASES, *OTHERS]:
+        if name == "workers" and "workers" not in Experiment.model_fields:
+            print("workers: skipped, experiments have no key `workers`")
+            continue
+        print(f"{name} …", flush=True)
+        if name in CASES:
+            result = meet(CASES[name], arguments.runs, arguments.fedsieve, chosen, partial(print, flush=True))
+        else:
+            result = OTHERS[name](arguments.runs, arguments.fedsieve)
+            result["bars"] = judge(result["bars"], result["contenders"])
+        show(name, result)
+        if arguments.runs >= 3:
+            keep(name, result)
+
+
+if __name__ == "__main__":
+    main()
