@@ -55,13 +55,13 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
         bench.model.vector.copy_(state.vector)
         state.vector = bench.model.vector  # from here on the model itself
-        for phase in phases[state.progress.phase :]:
-            for note in notes_on(experiment, phase):
-                observer.note(note)
-        observer.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
-        clock = Clock(state.progress)
-        test = None
         with at_work(experiment, bench, folder.path) as crew:
+            for phase in phases[state.progress.phase :]:
+                for note in notes_on(experiment, phase):
+                    observer.note(note)
+            observer.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
+            clock = Clock(state.progress)
+            test = None
             for phase in phases[state.progress.phase :]:
                 test = run_phase(experiment, phase, bench, state, folder, clock)
             result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
