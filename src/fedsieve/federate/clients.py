@@ -92,6 +92,8 @@ class Clients:
 
     def _injected_failure(self, client: int, broadcast: Broadcast) -> str | None:
         """One of three failures, for a share `clients.fail_rate` of all replies."""
+        if not self.settings.fail_rate:
+            return None
         generator = numpy_generator(self.seed, "fail", broadcast.phase, broadcast.round, client)
         return INJECTED[generator.integers(3)] if generator.random() < self.settings.fail_rate else None
 
