@@ -94,7 +94,10 @@ def vit_s(folder: Path) -> str:
     return str(path)
 
 
-def provenance() -> str:
+def provenance(settings: Settings) -> str:
+    """What data and weights an experiment really has."""
+    if settings["model"]["backbone"] == "pico":
+        return "digits, pico" if settings["data"]["name"] == "digits" else "random images, pico"
     pictures = "CIFAR-100" if CIFAR.exists() else "random images (no CIFAR-100 at hand)"
     return f"{pictures}, {'the focus stand-in' if WEIGHTS.exists() else 'random weights (no pretrained ones at hand)'}"
 

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, Bar, Case, Contender, Variant
+from cases import CASES, Bar, Case, Contender, Variant, provenance
 from safetensors.torch import load_file
 from scale import clients, memory, start
 from tables import keep, show
@@ -106,7 +106,8 @@ def meet(case: Case, runs: int, overrides: str, chosen: dict[Hashable, Variant],
                     expected = reached
                 if turn == 0 and reached:
                     one |= compare(arena, contender, reached, expected)
-        return {"title": case.title, "unit": "s", "contenders": found, "bars": judge(case.bars, found)}
+        data = provenance(case.settings(Path(folder)))
+        return {"title": case.title, "unit": "s", "data": data, "contenders": found, "bars": judge(case.bars, found)}
 
 
 def compare(

@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import yaml
-from cases import EVALUATE, LOCAL, Bar, dense
+from cases import EVALUATE, LOCAL, Bar, dense, provenance
 
 HERE = Path(__file__).parent
 COUNTS, PER_ROUND = (100, 1_000, 10_000, 100_000), (10, 30, 100)
@@ -51,6 +51,7 @@ def start(runs: int, overrides: str) -> dict[str, Any]:
     return {
         "title": "The command `fedsieve run` on digits with pico, 1 round, features cached",
         "unit": "s",
+        "data": provenance(settings),
         "contenders": {"fedsieve": {"values": values[1:], "first": values[0]}},
         "bars": (Bar("fedsieve", None, at_most=6.0),),
     }
@@ -78,6 +79,7 @@ def clients(runs: int, overrides: str) -> dict[str, Any]:
     return {
         "title": "A round of 10 clients, of more and more: head of pico, 4 steps of 2 images each",
         "unit": "s",
+        "data": provenance(_many_clients(folder, COUNTS[0])),
         "contenders": {name(count): {"values": one} for count, one in values.items()},
         "bars": (Bar(name(COUNTS[-1]), name(COUNTS[0]), at_most=1.10),),
     }
@@ -103,19 +105,25 @@ def memory(runs: int, overrides: str) -> dict[str, Any]:
             for count in PER_ROUND:
                 settings = dense(folder, batch=2, steps=1)
                 settings["clients"] = {**settings["clients"], "fraction": count / settings["clients"]["count"]}
-                values[count].append(in_a_process(settings, folder, overrides)["memory"] / MEGABYTE)
+                values[count].append(in_a_process(settings, folder, overrides, 0.05)["memory"] / MEGABYTE)
     draw(values, "clients per round", "highest memory, MB", HERE / "memory.png")
     name = "{} clients per round".format
     return {
         "title": "Memory with more and more clients in a round: all weights of ViT-S, 1 step of 2 images each",
         "unit": "MB",
+        "data": provenance(settings),
         "contenders": {name(count): {"values": one} for count, one in values.items()},
         "bars": (Bar(name(PER_ROUND[-1]), name(PER_ROUND[0]), at_most=1.10),),
     }
 
 
-def in_a_process(settings: dict[str, Any], folder: Path, overrides: str) -> dict[str, Any]:
-    """What the contender `fedsieve` says of a run, and under "memory" the most bytes that its processes held."""
+def in_a_process(
+    settings: dict[str, Any], folder: Path, overrides: str, look_every: float | None = None
+) -> dict[str, Any]:
+    """What the contender `fedsieve` says of a run, and under "memory" the most bytes that its processes held.
+
+    They are looked at every so many seconds, which takes time of its own; without, nobody looks.
+    """
     work = folder / "work"
     work.with_suffix(".json").write_text(json.dumps(settings))
     arguments = ["fedsieve", work, folder / "weights", *([f"overrides={overrides}"] if overrides else [])]
@@ -126,13 +134,13 @@ def in_a_process(settings: dict[str, Any], folder: Path, overrides: str) -> dict
         text=True,
     )
     highest = 0
-    while process.poll() is None:
+    while look_every is not None and process.poll() is None:
         highest = max(highest, sum(held_by(one) for one in with_children(process.pid)))
-        time.sleep(0.02)
-    assert process.stdout is not None
+        time.sleep(look_every)
+    said, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"fedsieve failed with {settings}")
-    return {**json.loads(process.stdout.read().splitlines()[-1]), "memory": highest}
+    return {**json.loads(said.splitlines()[-1]), "memory": highest}
 
 
 def with_children(process: int) -> list[int]:

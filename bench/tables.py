@@ -7,7 +7,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from cases import provenance
 from common import RESULTS, machine
 
 README = Path(__file__).with_name("README.md")
@@ -53,7 +52,7 @@ def keep(name: str, result: dict[str, Any]) -> None:
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     versions = {one: importlib.metadata.version(one) for one in VERSIONS}
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
-    about = {"machine": machine() | versions, "date": day, "data": provenance()}
+    about = {"machine": machine() | versions, "date": day}
     kept.setdefault("peers", {})[name] = result | about
     RESULTS.write_text(json.dumps(kept, indent=2, default=str) + "\n")
     text = README.read_text()
