@@ -226,21 +226,25 @@ def masked(file: Path, options: Options) -> Outcome:
     return Outcome(seconds, STARTED, weights, {"frozen": share})
 
 
-@torch.no_grad()
 def forward(file: Path, options: Options) -> Outcome:
-    """One pass of the backbone over all images, in batches of the size that a short try finds fastest."""
+    """One pass of the backbone over all images, in batches of the size that a short try finds fastest.
+
+    Images of clients who never take part are fedsieve's to compute as well; others stand in for them here.
+    """
     work = load(file, options)
     backbone = work.network.backbone
+    images = torch.cat((work.inputs, work.inputs[: work.samples - len(work.inputs)]))
 
+    @torch.no_grad()
     def seconds_of(images: Tensor, batch: int) -> float:
         start = time.perf_counter()
         for part in images.split(batch):
             backbone(part)
         return time.perf_counter() - start
 
-    batch = min(FORWARD_BATCHES, key=lambda size: seconds_of(work.inputs[: FORWARD_BATCHES[-1]], size))
+    batch = min(FORWARD_BATCHES, key=lambda size: seconds_of(images[: FORWARD_BATCHES[-1]], size))
     ready = time.perf_counter()
-    return Outcome(seconds_of(work.inputs, batch), ready, {}, {"batch": batch})
+    return Outcome(seconds_of(images, batch), ready, {}, {"batch": batch, "images": len(images)})
 
 
 # ---------------------------------------------------------------------------------------- fedsieve

@@ -34,6 +34,7 @@ class Workload:
     labels: Tensor
     clients: dict[int, Tensor]  # which samples each client holds, of those who ever take part
     count: int  # of all clients
+    samples: int  # of all clients and the validation set; those of clients who never take part are not in `inputs`
     rounds: list[dict[int, Epochs]]  # who trains, on what
     validation: Tensor  # samples to evaluate on after every round; none: no evaluation
     optimizer: dict[str, float]  # the settings of torch.optim.SGD
@@ -78,6 +79,7 @@ def make_workload(settings: dict[str, Any], on_features: bool) -> Workload:
         labels=bench.data.train.labels[kept],
         clients={one: torch.arange(*ends[place : place + 2]) for place, one in enumerate(taking_part)},
         count=experiment.clients.count,
+        samples=len(bench.data.train),
         rounds=rounds,
         validation=torch.arange(ends[-1], len(kept)),
         optimizer={"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay},
