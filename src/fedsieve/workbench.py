@@ -3,7 +3,6 @@
 Making a workbench finds whatever is wrong with the input, and writes nothing but the cache.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from xxhash import xxh3_128
 
 from fedsieve.config import Experiment
 from fedsieve.data.holdout import stratified
@@ -281,7 +281,7 @@ class DataHolders:
 
 def fingerprint_of(data: Dataset, weights: Tensor) -> str:
     """A hash of all that a run starts from beside its experiment."""
-    digest = hashlib.sha256(f"{data.train.fingerprint} {data.test.fingerprint} {data.classes}".encode())
+    digest = xxh3_128(f"{data.train.fingerprint} {data.test.fingerprint} {data.classes}".encode())
     for tensor in (data.train.labels, data.test.labels, weights.cpu()):
         digest.update(tensor.numpy().data)
     return digest.hexdigest()

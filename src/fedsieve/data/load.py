@@ -1,7 +1,6 @@
 """Data sets, held in memory as uint8: CIFAR-100, scikit-learn's digits, a folder of images, an npz file."""
 
 import gzip
-import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from xxhash import xxh3_128
 
 from fedsieve.cache import cache_folder
 from fedsieve.config import DataSettings, ResizeCenterCrop
@@ -39,7 +39,7 @@ class Samples:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the images: features computed from them may be kept under it."""
-        digest = hashlib.sha256(repr(tuple(self.images.shape)).encode())
+        digest = xxh3_128(repr(tuple(self.images.shape)).encode())
         digest.update(self.images.contiguous().numpy().data)
         return digest.hexdigest()
 

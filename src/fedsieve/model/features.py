@@ -5,7 +5,6 @@ ViT (with the patches and tokens before them), and one more than there are block
 output are the features.
 """
 
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
+from xxhash import xxh3_128
 
 from fedsieve.cache import cached_array, size_limit, too_large
 from fedsieve.data.load import Samples
@@ -22,7 +22,7 @@ from fedsieve.model.classifier import Classifier, Tail
 from fedsieve.model.vit import ViT
 from fedsieve.precision import Precision, forward
 
-VERSION = 1  # to be raised when transforms or networks compute something else from the same settings
+VERSION = 2  # to be raised when transforms or networks compute something else from the same settings
 BATCH = 250  # fixed, so that the same images have the same outputs to the last bit
 BATCHES_PER_BLOCK = 4
 
@@ -81,7 +81,7 @@ def too_large_to_keep(model: Classifier, depth: int, samples: int) -> str | None
 
 def frozen_fingerprint(model: Classifier, depth: int) -> str:
     """A hash of the backbone's shape and of its weights up to this depth."""
-    digest = hashlib.sha256(json.dumps(describe(model.backbone), sort_keys=True, default=str).encode())
+    digest = xxh3_128(json.dumps(describe(model.backbone), sort_keys=True, default=str).encode())
     blocks = feature_depth(model) - 1
     for name, tensor in model.backbone.state_dict().items():
         if depth > blocks or _depth_of(name, blocks) < depth:
@@ -143,7 +143,7 @@ def frozen_outputs(
     if depth < feature_depth(model):
         key["depth"] = depth
     if positions is not None:
-        key["positions"] = hashlib.sha256(positions.astype(np.int64).tobytes()).hexdigest()
+        key["positions"] = xxh3_128(positions.astype(np.int64).tobytes()).hexdigest()
     array = cached_array(key, count, columns, blocks, note)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the mapped file is read-only, which is as it should be

@@ -3,7 +3,6 @@
 There is no random state in it: randomness is addressed by phase, round and client.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import zstandard
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from xxhash import xxh3_128
 
 from fedsieve.federate.versions import Versions
 from fedsieve.runs.atomic import written_atomically
@@ -119,7 +119,7 @@ def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
 
 
 def _digest(progress: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(progress.encode())
+    digest = xxh3_128(progress.encode())
     for name in sorted(tensors):
         digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].contiguous().numpy().data)
