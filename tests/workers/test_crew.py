@@ -18,6 +18,7 @@ from fedsieve.federate.jobs import Answer, Job
 from fedsieve.runs.folder import read_metrics
 from fedsieve.sieve import rules
 from fedsieve.workbench import Observer, Workbench
+from fedsieve.workers import crew as crew_module
 from fedsieve.workers.crew import AHEAD, ATTEMPTS, Crew, at_work
 
 Maker = Callable[..., Experiment]
@@ -51,6 +52,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Crew, "__init__", wait_first)
     monkeypatch.setattr(Crew, "_hear", count)
+    monkeypatch.setattr(crew_module, "TINY", 0.0)
     return done
 
 
@@ -225,7 +227,7 @@ def test_an_error_in_a_worker_ends_the_run(experiment: Maker, tmp_path: Path, pa
 
 
 @pytest.fixture
-def crew(experiment: Maker, tmp_path: Path) -> Iterator[Crew]:
+def crew(experiment: Maker, tmp_path: Path, patient: list[int]) -> Iterator[Crew]:
     settings = experiment("workers=2").resolved()
     with at_work(settings, Workbench(settings, Observer()), tmp_path) as crew:
         assert crew is not None
@@ -256,6 +258,18 @@ def test_no_more_memory_than_the_window(crew: Crew) -> None:
     job = Job("outputs", {"part": "train", "depth": 1, "first": 0}, b"")
     seen = {answer.data.obj for answer in crew.ask([job] * 40) if isinstance(answer.data, memoryview)}
     assert 1 <= len(seen) <= AHEAD * crew.size
+
+
+def test_tiny_jobs_are_done_here(crew: Crew, patient: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [Job("outputs", {"part": "train", "depth": 4, "first": 0}, b"")] * 10
+    there = [bytes(memoryview(answer.data).cast("B")) for answer in crew.ask(jobs)]
+    assert len(patient) == 10
+    monkeypatch.setattr(crew_module, "TINY", 1e9)
+    assert [bytes(memoryview(answer.data).cast("B")) for answer in crew.ask(jobs)] == there
+    assert len(patient) == 10
+    crew.bench.begin_phase([])  # what is done now may take longer
+    list(crew.ask(jobs))
+    assert len(patient) == 20
 
 
 def test_who_is_asked_in_the_midst_of_a_job_does_it_alone(crew: Crew) -> None:
@@ -289,7 +303,7 @@ def processes_of(group: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_killed_run_leaves_no_process_and_goes_on(experiment: Maker, tmp_path: Path) -> None:
-    settings = experiment("workers=2", "phases.0.rounds=1", "phases.1.rounds=30")
+    settings = experiment("workers=2", "phases.0.rounds=1", "phases.1.rounds=60", "phases.1.local.steps=12")
     (tmp_path / "experiment.yaml").write_text(settings.to_yaml())
     command = [
         sys.executable,

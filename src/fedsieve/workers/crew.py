@@ -2,7 +2,8 @@
 
 Whoever asks for answers gets them from a generator that hands out jobs to free workers, never more than a few ahead of
 the answers already taken. As long as no worker is ready, jobs are done in this process, so a short run never waits
-for processes that start. A worker that dies is replaced and its job given to another one.
+for processes that start, and so are jobs that are done sooner than they are sent. A worker that dies is replaced and
+its job given to another one.
 """
 
 import os
@@ -10,10 +11,12 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from fedsieve.workers.channel import SharedBuffer, receive, send
 from fedsieve.workers.twin import Published
 
 AHEAD = 2  # jobs per worker that may be under way or done before the answer that is waited for
+TINY = 0.002  # seconds: jobs that take less are done here, for to send one and wake another process takes as long
 ATTEMPTS = 3  # at one job, before it is to blame for the death of workers
 
 
@@ -74,6 +78,7 @@ class Crew:
         self.shared = torch.frombuffer(self.weights.view(4 * len(bench.model.vector)), dtype=torch.float32)
         self.slots: list[SharedBuffer] = []
         self.seconds: dict[str, float] = defaultdict(float)  # of all workers, by section
+        self.pace: dict[tuple[str, int], float] = {}  # what jobs of a kind took lately, since `begun` of the bench
         self.published = Published(0, -1, -1, [])
         self.workers: list[Worker] = []
         self._nursery: subprocess.Popen[bytes] | None = None
@@ -86,7 +91,27 @@ class Crew:
         """Answers in the order of the jobs. Who is asked while doing a job here does it alone."""
         if self._asking or not self.workers:
             return self.bench.desk.ask(jobs)
-        return self._answers(iter(jobs))
+        jobs = iter(jobs)
+        first = next(jobs, None)
+        if first is None:
+            return iter(())
+        is_tiny = self.pace.get((first.do, self.bench.begun), TINY) < TINY
+        return self._alone(chain([first], jobs)) if is_tiny else self._answers(chain([first], jobs))
+
+    def _alone(self, jobs: Iterator[Job]) -> Iterator[Answer]:
+        for job in jobs:
+            yield self._done_here(job)
+
+    def _done_here(self, job: Job) -> Answer:
+        started = time.perf_counter()
+        answer = next(self.bench.desk.ask([job]))
+        self._took(job, time.perf_counter() - started)
+        return answer
+
+    def _took(self, job: Job, seconds: float) -> None:
+        """How long jobs take: half from the last one, for a slow moment is no reason to change the way."""
+        kind = (job.do, self.bench.begun)
+        self.pace[kind] = (self.pace.get(kind, seconds) + seconds) / 2
 
     def wait(self) -> None:
         """Until all workers are ready, or it turns out that there will be none."""
@@ -116,7 +141,7 @@ class Crew:
                     free.append(under_way.popleft().slot)
                 elif waiting and not (self.workers and self._begun):
                     ticket = waiting.popleft()
-                    ticket.answer = _kept(next(self.bench.desk.ask([ticket.job])))
+                    ticket.answer = _kept(self._done_here(ticket.job))
                     self._listen(waiting, 0)
                 else:
                     with section("idle"):
@@ -165,6 +190,7 @@ class Crew:
             return
         for name, seconds in heard["seconds"].items():
             self.seconds[name] += seconds
+        self._took(ticket.job, sum(heard["seconds"].values()))
         for topic, note in heard["notes"].items():
             self.bench.note(note, topic)
         if "failed" in heard:
