@@ -89,6 +89,7 @@ def train_client(
     """Local SGD from the broadcast weights; the update is the difference from them."""
     scope, local, masks, mixing = context.scope, context.local, context.masks, context.mixing
     address = (broadcast.phase, broadcast.round, data.client)
+    scope.prepare_training()
     mask = touched = masks.mask(data, broadcast) if masks is not None else None
     start = broadcast.weights if mixing is None else mixing.receive(data.client, broadcast.weights, state)
     scope.write(start)
@@ -135,26 +136,25 @@ def train_client(
     trained = scope.read()
     delta = trained - broadcast.weights
     drift = float(torch.linalg.vector_norm(delta[: scope.weights]))
-    train_loss = float(total) / seen
-    if not (math.isfinite(train_loss) and math.isfinite(drift)):
-        what = (
-            f"the change of the weights became {drift}"
-            if math.isfinite(train_loss)
-            else f"the loss became {train_loss}"
-        )
-        raise RunError(f"{what}; lower phases.*.local.lr or set clip_norm")
+    metrics = {"train_loss": float(total) / seen, "drift": drift}
+    must_be_finite(metrics)
     new_state = optimizer.export_momentum() if context.carry_momentum else {}
     if mixing is not None:
         new_state |= mixing.remember(trained)
         moved = mixing.moved(broadcast.weights, start)
         touched = touched | moved if touched is not None and not moved <= touched else touched
-    metrics = {"train_loss": train_loss, "drift": drift}
     if touched is None:
         return Update(data.client, len(data), {"delta": delta}, metrics), new_state
     seed = masks.seed_of(data.client, broadcast.round) if masks is not None and touched is mask else None
     metrics["density"] = touched.density
     delta = delta[touched_positions(touched, len(delta))]
     return Update(data.client, len(data), {"delta": delta}, metrics, touched, seed), new_state
+
+
+def must_be_finite(metrics: dict[str, float]) -> None:
+    for name, what in (("train_loss", "the loss"), ("drift", "the change of the weights")):
+        if not math.isfinite(metrics[name]):
+            raise RunError(f"{what} became {metrics[name]}; lower phases.*.local.lr or set clip_norm")
 
 
 def touched_positions(mask: Mask, size: int) -> Tensor:

@@ -9,10 +9,11 @@ import torch
 
 from fedsieve.config import ClientSettings
 from fedsieve.errors import InputError, RunError
-from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update
+from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
 from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.hidden import HiddenUpdates
 from fedsieve.federate.jobs import Answer, Job
+from fedsieve.federate.linear import is_linear, train_linear
 from fedsieve.privacy.zero_sum import Participant, Roster
 from fedsieve.profile import section
 from fedsieve.randomness import numpy_generator
@@ -73,8 +74,8 @@ class Clients:
         """What a client does by itself: its update, and what it remembers."""
         if failure == RAISES:
             raise RunError("it raised, as clients.fail_rate asks")
-        self.context.scope.prepare_training()
-        update, state = self.update(broadcast, data, remembered, self.context)
+        update_of = train_linear if self.update is train_client and is_linear(self.context) else self.update
+        update, state = update_of(broadcast, data, remembered, self.context)
         if failure == SENDS_NAN:
             next(iter(update.vectors.values()))[0] = torch.nan
         return update, state
