@@ -49,12 +49,11 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             observer.note(
                 f"checkpoint {path.name} is damaged; {'going on from the one before' if saved else 'starting over'}"
             )
-        versions = Versions.at_start(bench.model, experiment.clients.count, experiment.clients.have_backbone)
-        state = saved or Checkpoint(Progress(fingerprint=fingerprint), bench.model.vector, None, versions)
-        if state.progress.fingerprint != fingerprint:
+        if saved is not None and saved.progress.fingerprint != fingerprint:
             raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
-        bench.model.vector.copy_(state.vector)
-        state.vector = bench.model.vector  # from here on the model itself
+        versions = Versions.at_start(bench.model, experiment.clients.count, experiment.clients.have_backbone)
+        state = Checkpoint(Progress(fingerprint=fingerprint), bench.model.vector, None, versions)
+        state = state if saved is None else saved.onto(state)
         with at_work(experiment, bench, folder.path) as crew:
             for phase in phases[state.progress.phase :]:
                 for note in notes_on(experiment, phase):

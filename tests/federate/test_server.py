@@ -70,7 +70,7 @@ def test_bytes_are_those_of_the_messages(
 ) -> None:
     """Every message is counted, up once, and down once for each client that gets it; and nothing else is."""
     up, down = 0, {}
-    encoded, broadcast = Exchange._encoded, Exchange.broadcast
+    encoded, broadcast, bring = Exchange._encoded, Exchange.broadcast, Exchange.bring_up_to_date
 
     def counted_up(self, kind, *arguments):
         nonlocal up
@@ -78,13 +78,14 @@ def test_bytes_are_those_of_the_messages(
         up += len(message.data) if kind in ("update", "request") else 0
         return message
 
-    def counted_down(self, seen, weights):
-        message = broadcast(self, seen, weights)
-        down[self.versions.now, seen] = len(message.data)
-        return message
+    def counted_down(self, clients, weights, traffic):
+        for client in clients:
+            seen = self.versions.last_seen(client)
+            down[self.versions.now, seen] = len(broadcast(self, seen, weights).data)
+        bring(self, clients, weights, traffic)
 
     monkeypatch.setattr(Exchange, "_encoded", counted_up)
-    monkeypatch.setattr(Exchange, "broadcast", counted_down)
+    monkeypatch.setattr(Exchange, "bring_up_to_date", counted_down)
     settings = experiment(f"wire.broadcast={way}")
     result = run(settings, tmp_path / "run")
     lines, seen = read_metrics(tmp_path / "run"), {}

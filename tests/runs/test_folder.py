@@ -147,23 +147,35 @@ def test_other_data_is_noticed(experiment: Maker, images: Path, tmp_path: Path) 
 
 
 @given(
-    values=st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=20),
-    changed=st.lists(st.integers(-1, 2**31 - 1), max_size=20),
+    weights=st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.integers(-1, 2**31 - 1)), max_size=20),
     seen=st.lists(st.integers(-1, 500), max_size=5),
 )
-def test_checkpoints_come_back_as_they_were(tmp_path_factory, values, changed, seen) -> None:
+def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen) -> None:
+    """Weights that never changed are not in the file: they are those that the run starts from."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    versions = Versions(torch.tensor(changed, dtype=torch.int32), torch.tensor(seen, dtype=torch.int32), 9)
+    started_from = torch.arange(float(len(weights)))
+    changed = torch.tensor([change for _, change in weights], dtype=torch.int32)
+    values = torch.where(changed > 0, torch.tensor([value for value, _ in weights]), started_from)
+    versions = Versions(changed, torch.tensor(seen, dtype=torch.int32), 9)
     progress = Progress(phase=1, round=2, rounds=7, seconds=0.1, best={"round": 1, "val_accuracy": 0.5})
     oldest = []
     for rounds in (5, 6, 7):
         progress.rounds = rounds
-        oldest.append(save(folder, Checkpoint(progress, torch.tensor(values), None, versions)))
+        oldest.append(save(folder, Checkpoint(progress, values, None, versions)))
     assert oldest == [5, 5, 6]
     assert sorted(path.name for path in folder.iterdir()) == ["00000006.safetensors", "00000007.safetensors"]
-    found, damaged = load_newest(folder)
-    assert found is not None and not damaged
+    saved, damaged = load_newest(folder)
+    assert saved is not None and not damaged
+    at_start = Versions(changed.clamp(max=0), torch.full((len(seen),), -1, dtype=torch.int32))
+    found = saved.onto(Checkpoint(Progress(), started_from, None, at_start))
     assert found.progress == progress and found.best is None
-    assert torch.equal(found.vector, torch.tensor(values))
-    assert found.versions.changed.tolist() == changed
+    assert found.vector is started_from and torch.equal(found.vector, values)
+    assert torch.equal(found.versions.changed, changed)
     assert (found.versions.now, found.versions.seen.tolist()) == (9, seen)
+
+
+def test_a_checkpoint_is_as_small_as_what_changed(tmp_path: Path) -> None:
+    changed = torch.zeros(1_000_000, dtype=torch.int32)
+    changed[900_000:900_100] = 3
+    save(tmp_path, Checkpoint(Progress(), torch.randn(1_000_000), None, Versions(changed, torch.zeros(2).int())))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2000

@@ -303,7 +303,7 @@ def processes_of(group: int) -> list[int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_killed_run_leaves_no_process_and_goes_on(experiment: Maker, tmp_path: Path) -> None:
-    settings = experiment("workers=2", "phases.0.rounds=1", "phases.1.rounds=60", "phases.1.local.steps=12")
+    settings = experiment("workers=2", "phases.0.rounds=1", "phases.1.rounds=40", "phases.1.local.steps=8")
     (tmp_path / "experiment.yaml").write_text(settings.to_yaml())
     command = [
         sys.executable,

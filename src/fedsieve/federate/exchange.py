@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from fedsieve.config import WireSettings
 from fedsieve.federate.client import ClientState, Update, touched_positions
 from fedsieve.federate.masks import Masks
 from fedsieve.federate.traffic import Traffic
-from fedsieve.federate.versions import NOTHING, Versions, outside
+from fedsieve.federate.versions import Versions, outside
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
 from fedsieve.sieve.mask import Mask, packed
 from fedsieve.wire import Encoded, Extent, Layout, Message, Vector, WireError, decode, encode, layout_fingerprint
 
 ALL = -1  # in the place of a client's number
+EVERYTHING = -2  # in the place of a version: lacked by those who have seen none that is still good for anything
 ALMOST_ALL = 0.95  # of the weights changed: then their positions may take more room than the others' values
 
 
@@ -42,18 +44,22 @@ class Exchange:
         self.replies = set(sums or {"delta"})
         weights = scope.weights
         self.rest = outside(scope)
-        self.rest_changed = versions.of(self.rest)  # these stand still in this phase
-        self.rest_newest = int(self.rest_changed.max()) if len(self.rest_changed) else NOTHING
+        rest = sum(stop - start for start, stop in self.rest)
         vectors = {
             "delta": Extent(weights, scope.size),
             "mask": Extent(weights, weights),
             "scores": Extent(weights, weights),
             "weights": Extent(scope.size, scope.size),
-            "rest": Extent(len(self.rest_changed), len(self.rest_changed)),
+            "rest": Extent(rest, rest),
             **{name: Extent(size, size) for name, size in (sums or {}).items()},
         }
         fingerprint = layout_fingerprint(((entry.name, entry.shape) for entry in scope.entries), phase)
         self.layout = Layout(fingerprint, vectors)
+
+    @cached_property
+    def rest_newest(self) -> int:
+        """When anything out of scope last changed; it stands still in this phase."""
+        return self.versions.newest(self.rest)
 
     # Up: a client's update.
 
@@ -109,11 +115,13 @@ class Exchange:
         With `broadcast: delta` each first says which version it saw last. Who saw the same gets the same message.
         """
         made: dict[int, int] = {}
+        oldest = self.versions.oldest(self.scope.ranges)
         for client in clients:
             seen = self.versions.last_seen(client)
-            if seen not in made:
-                made[seen] = len(self.broadcast(seen, weights).data)
-            traffic.down += made[seen]
+            lacks_all = self.rest_newest <= seen < oldest  # then it is the same message whenever that was
+            if (key := EVERYTHING if lacks_all else seen) not in made:
+                made[key] = len(self.broadcast(seen, weights).data)
+            traffic.down += made[key]
             if self.settings.broadcast == "delta":
                 traffic.up += len(self._encoded("request", {"client": client, "seen": seen}, {}).data)
             self.versions.saw(client)
@@ -122,7 +130,7 @@ class Exchange:
         """The weights in scope that changed after version `seen` (or all of them), and whatever else is lacking."""
         rest, numbers = {}, {"version": self.versions.now, "since": seen}
         if self.rest_newest > seen:
-            vector, lacks = self.scope.model.vector, self.rest_changed > seen
+            vector, lacks = self.scope.model.vector, self.versions.of(self.rest) > seen
             values = torch.cat([vector[start:stop].cpu() for start, stop in self.rest])
             rest["rest"] = Vector(values) if lacks.all() else Vector(values[lacks], packed(lacks))
         made = [

@@ -54,6 +54,14 @@ class Versions:
     def last_seen(self, client: int) -> int:
         return int(self.seen[client])
 
+    def oldest(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """The version since which all weights in these ranges have changed."""
+        return min((int(self.changed[start:stop].min()) for start, stop in ranges), default=NOTHING)
+
+    def newest(self, ranges: Iterable[tuple[int, int]]) -> int:
+        """The version that last changed any weight in these ranges."""
+        return max((int(self.changed[start:stop].max()) for start, stop in ranges), default=NOTHING)
+
     def of(self, ranges: Iterable[tuple[int, int]]) -> Tensor:
         """When the weights in these ranges of the model's vector last changed."""
         return torch.cat([self.changed[start:stop] for start, stop in ranges] or [self.changed[:0]])

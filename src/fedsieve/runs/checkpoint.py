@@ -41,20 +41,31 @@ class Checkpoint:
     vector: Tensor  # all weights
     best: Tensor | None  # the weights in scope at the best round so far, with `keep: best`
     versions: Versions  # of the weights, and which of them clients hold
+    first: int = 0  # read from a file: where `vector` and `versions.changed` begin; what they leave out never changed
+
+    def onto(self, start: "Checkpoint") -> "Checkpoint":
+        """The whole state again, in the place of `start`, the one that the run began with."""
+        part, versions = slice(self.first, self.first + len(self.vector)), start.versions
+        start.vector[part] = self.vector.to(start.vector.device)
+        versions.changed[part] = self.versions.changed
+        versions.seen, versions.now = self.versions.seen, self.versions.now
+        return Checkpoint(self.progress, start.vector, self.best, versions)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> int:
     """Write a checkpoint and delete all but the newest ones; the rounds that were done at the oldest one left."""
     versions = checkpoint.versions
+    changed = (versions.changed > 0).numpy()  # the others are those that the run started from: a backbone, often
+    first, end = (int(changed.argmax()), len(changed) - int(changed[::-1].argmax())) if changed.any() else (0, 0)
     tensors = {
-        "vector": checkpoint.vector,
-        "changed": _compressed(versions.changed),
+        "vector": checkpoint.vector[first:end],
+        "changed": _compressed(versions.changed[first:end]),
         "seen": _compressed(versions.seen),
     }
     if checkpoint.best is not None:
         tensors["best"] = checkpoint.best
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    progress = json.dumps({**asdict(checkpoint.progress), "version": versions.now})
+    progress = json.dumps({**asdict(checkpoint.progress), "version": versions.now, "first": first})
     folder.mkdir(exist_ok=True)
     _write(folder / f"{checkpoint.progress.rounds:08d}.safetensors", progress, tensors)
     files = sorted(folder.glob("*.safetensors"))
@@ -69,7 +80,8 @@ def load(path: Path) -> Checkpoint:
     progress = json.loads(text)
     changed, seen = _decompressed(tensors["changed"]), _decompressed(tensors["seen"])
     versions = Versions(changed, seen, progress.pop("version"))
-    return Checkpoint(Progress(**progress), tensors["vector"], tensors.get("best"), versions)
+    first = progress.pop("first")
+    return Checkpoint(Progress(**progress), tensors["vector"], tensors.get("best"), versions, first)
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:

@@ -31,7 +31,7 @@ from fedsieve.workers.channel import SharedBuffer, receive, send
 from fedsieve.workers.twin import Published
 
 AHEAD = 2  # jobs per worker that may be under way or done before the answer that is waited for
-TINY = 0.002  # seconds: jobs that take less are done here, for to send one and wake another process takes as long
+TINY = 0.003  # seconds: jobs that take less are done here, for to send one and wake another process takes as long
 ATTEMPTS = 3  # at one job, before it is to blame for the death of workers
 
 

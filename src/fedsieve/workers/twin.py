@@ -68,8 +68,8 @@ class Twin:
         """What the main process did before the phase's rounds; it finds on disk what was made there."""
         phase = self.phases[self.at.phase]
         if self.steps < 1 <= steps:
-            versions = Versions.at_start(self.bench.model, 0, self.experiment.clients.have_backbone)
-            self.clients = begin(self.experiment, phase, self.bench, versions, 0, self.folder)
+            nobody_sends = Versions(torch.empty(0), torch.empty(0))  # only who sends weights needs to know what changed
+            self.clients = begin(self.experiment, phase, self.bench, nobody_sends, 0, self.folder)
         if self.steps < 2 <= steps and self.clients is not None:
             begin_masks(self.experiment, phase, self.bench, self.clients, is_new=False)
             add_mixing(self.experiment, phase, self.bench, self.clients, self.folder)
