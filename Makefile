@@ -17,7 +17,6 @@ bench: bench/.venv/installed
 	bench/$(BIN)/python bench/wire.py
 	bench/$(BIN)/python bench/drift.py
 	bench/$(BIN)/python bench/sieve.py
-	bench/$(BIN)/python bench/precision.py
 	bench/$(BIN)/python bench/peers.py
 
 .venv/bin/python:

@@ -1,9 +1,10 @@
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
+from fedsieve.federate.aggregate import PIECE, WEIGHTINGS, FedAvg, all_finite, pieces
 from fedsieve.federate.client import Update
 from fedsieve.sieve.mask import Mask
 
@@ -76,3 +77,21 @@ def test_a_frozen_weight_keeps_its_bits() -> None:
         after = server.finish()
         assert torch.equal(after[:4].view(torch.int32), weights[:4].view(torch.int32))
         assert float(after[4]) == 0.5
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_found(wrong: float) -> None:
+    values = torch.randn(1000)
+    assert all_finite(values) and all_finite(torch.empty(0))
+    assert all_finite(torch.full((1000,), 3e38))  # though their sum overflows
+    values[137] = wrong
+    assert not all_finite(values)
+    values[138] = -wrong  # +inf and -inf do not cancel either
+    assert not all_finite(values)
+
+
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5])
+def test_pieces_are_the_whole(size: int) -> None:
+    vector = torch.arange(size)
+    assert torch.equal(torch.cat([vector[part] for part in pieces(vector)]), vector)
+    assert [len(vector[part]) for part in pieces(vector)] == [len(part) for part in vector.split(PIECE)]

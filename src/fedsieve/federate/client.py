@@ -134,7 +134,7 @@ def train_client(
                 seen += len(positions)
                 step += 1
     trained = scope.read()
-    delta = trained - broadcast.weights
+    delta = trained - broadcast.weights if mixing is not None else trained.sub_(broadcast.weights)
     drift = float(torch.linalg.vector_norm(delta[: scope.weights]))
     metrics = {"train_loss": float(total) / seen, "drift": drift}
     must_be_finite(metrics)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.config import WireSettings
+from fedsieve.federate.aggregate import all_finite
 from fedsieve.federate.client import ClientState, Update, touched_positions
 from fedsieve.federate.masks import Masks
 from fedsieve.federate.traffic import Traffic
@@ -100,7 +101,7 @@ class Exchange:
             raise WireError(f"the message has other vectors than {', '.join(sorted(self.replies))}")
         vectors, mask = {}, None
         for name, vector in message.vectors.items():
-            if not torch.isfinite(vector.values).all():
+            if not all_finite(vector.values):
                 raise WireError(f"the message's {name} has values that are not finite")
             vectors[name] = vector.values.to(self.scope.model.vector.device)
             if name == "delta" and vector.bits is not None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
 from fedsieve.errors import RunError
+from fedsieve.federate.aggregate import all_finite
 from fedsieve.federate.client import Broadcast, Update
 from fedsieve.federate.clients import OURS, Clients, reason_of
 from fedsieve.federate.drift import Interference
@@ -116,7 +116,7 @@ class Server:
             self._make_masks(round)
             self._choose(round)
             after = self._gather_hidden(round) if self.clients.zero_sum else self._gather(round)
-            if not torch.isfinite(after).all():
+            if not all_finite(after):
                 raise RunError(f"{round.place}: the server's new weights are not finite")
         except BaseException:
             scope.write(before)
