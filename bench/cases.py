@@ -115,7 +115,7 @@ def head(folder: Path) -> Settings:
             "name": "npz",
             "path": images(folder, 20),
             "image_size": 56,
-            "validation": 0.2,
+            "validation": 0.1,
             "normalize": "imagenet",
         },
         "model": {"backbone": vit_s(folder)},
