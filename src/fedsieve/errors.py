@@ -7,3 +7,7 @@ class InputError(Exception):
 
 class RunError(Exception):
     """A run that started correctly could not go on (exit code 1)."""
+
+
+class WorkerError(RunError):
+    """It could not because of what happened in a worker process."""

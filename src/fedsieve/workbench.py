@@ -207,23 +207,22 @@ class Workbench:
         """Accuracy and loss of the model on some samples; None without samples."""
         if not len(positions):
             return None
-        if self.depth:
-            self.frozen_outputs(samples, positions, self.depth)  # so that whoever does a job finds them in the cache
+        if self.depth == feature_depth(self.classifier):
+            self.frozen_outputs(samples, positions, self.depth)  # of all: whoever does a job finds them in the cache
         about, own = {"part": self._part(samples), "depth": self.depth}, positions.astype(np.int64)
-        jobs = (Job("score", about | {"first": first}, own) for first in range(0, len(positions), BATCH))
+        jobs = (Job("score", about, own[first : first + BATCH]) for first in range(0, len(own), BATCH))
         with section("evaluate"):
             return joined((np.frombuffer(answer.data, bool), answer.about["loss"]) for answer in self.ask(jobs))
 
     def _score_batch(self, job: Job) -> Answer:
         """The score of one batch of samples."""
-        samples, positions = self._samples(job.about["part"]), np.frombuffer(job.data, np.int64)
-        first, depth = job.about["first"], job.about["depth"]
-        batch = torch.arange(first, min(first + BATCH, len(positions)))
-        own = torch.from_numpy(positions)[batch]
+        samples, depth = self._samples(job.about["part"]), job.about["depth"]
+        positions = np.frombuffer(job.data, np.int64).copy()
+        own = torch.from_numpy(positions)
         with section("evaluate"):
             network = partial(forward, self.network(depth).eval(), precision=self.precision)
             if depth:
-                inputs = self.frozen_outputs(samples, positions, depth)(batch)
+                inputs = self.frozen_outputs(samples, positions, depth)(torch.arange(len(own)))
             else:
                 inputs = self.transform.evaluation(samples.images[own].to(self.device))
             correct, loss = score_batch(network, inputs, samples.labels[own])

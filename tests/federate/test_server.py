@@ -277,6 +277,18 @@ def test_weights_that_are_not_numbers_end_a_run_with_advice(experiment: Maker, t
     assert "lower phases.*.local.lr" in str(error.value)
 
 
+def test_states_of_refused_replies_are_not_kept(experiment: Maker, tmp_path: Path) -> None:
+    left: list[Path] = []
+
+    class Look(Observer):
+        def round(self, line: dict) -> None:
+            left.extend((tmp_path / "run" / "clients").rglob(".*"))
+
+    settings = experiment("clients.fail_rate=0.5", "clients.fraction=1.0", "wire.values=int8", "seed=9")
+    run(settings, tmp_path / "run", observer=Look())
+    assert any(line["failed"] for line in read_metrics(tmp_path / "run")) and not left
+
+
 # --------------------------------------------------------------------------------------- selection
 
 

@@ -1,15 +1,19 @@
 """Clients in other processes: the same bits however many there are, and whatever becomes of them."""
 
+import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from fedsieve.config import Experiment
 from fedsieve.errors import RunError
@@ -202,6 +206,35 @@ def test_a_job_that_kills_whoever_does_it(
     assert not (tmp_path / "run" / "result.json").exists()
 
 
+@pytest.mark.parametrize("left", [1, 0])
+def test_workers_that_cannot_be_replaced(
+    left: int, experiment: Maker, tmp_path: Path, patient: list[int], killing: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those who are left go on, even in the midst of a job; without any the main process does."""
+    changes = [edit("scope: client"), "clients.fraction=1.0"]
+    expected = run(experiment(*changes, "workers=1"), tmp_path / "expected")
+
+    def whom(crew: Crew, times: int) -> list[int]:
+        if times != 5:
+            return []
+        os.kill(crew._nursery.pid, signal.SIGSTOP)  # it makes no more of them, and nobody notices
+        hire = Crew._hire
+
+        def in_vain(self: Crew, number: int) -> None:
+            hire(self, number)
+            self.workers[-1].line.shutdown(socket.SHUT_RDWR)
+
+        monkeypatch.setattr(Crew, "_hire", in_vain)
+        return [worker.pid for worker in crew.workers if worker.pid][left:]
+
+    killing(whom)
+    listener = Listener()
+    result = run(experiment(*changes, "workers=2"), tmp_path / "run", observer=listener)
+    assert outcome(tmp_path / "expected", expected) == outcome(tmp_path / "run", result)
+    said = "going on with 1" if left else "going on in one process"
+    assert any("could not start" in note and said in note for note in listener.notes)
+
+
 def test_workers_that_cannot_start(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule that only this process knows, as in a script that adds its own: then it does everything itself."""
     monkeypatch.setitem(rules.RULES, "biggest", rules.RULES["largest_magnitude"])
@@ -218,7 +251,9 @@ def test_workers_that_cannot_start(experiment: Maker, tmp_path: Path, monkeypatc
     assert result["model_sha256"] == run(experiment(*changes, "workers=1"), tmp_path / "one")["model_sha256"]
 
 
-def test_an_error_in_a_worker_ends_the_run(experiment: Maker, tmp_path: Path, patient: list[int]) -> None:
+def test_clients_that_fail_in_workers_end_the_run_with_advice(
+    experiment: Maker, tmp_path: Path, patient: list[int]
+) -> None:
     with pytest.raises(RunError, match=r"the loss became|fewer than clients.minimum"):
         run(experiment("workers=2", "phases.0.local.lr=1e30", "phases.0.local.epochs=9"), tmp_path / "run")
 
@@ -282,7 +317,55 @@ def test_who_is_asked_in_the_midst_of_a_job_does_it_alone(crew: Crew) -> None:
 def test_a_failed_job_is_an_error_here(crew: Crew) -> None:
     with pytest.raises(RunError, match="nonsense"):
         list(crew.ask([Job("nonsense")]))
-    assert isinstance(next(crew.ask([Job("outputs", {"part": "test", "depth": 4, "first": 0})])), Answer)
+    (answer,) = crew.ask([Job("outputs", {"part": "test", "depth": 4, "first": 0})])  # those that come next are well
+    assert isinstance(answer, Answer) and len(crew.workers) == 2
+
+
+def test_an_asking_that_is_given_up_leaves_the_crew_usable(crew: Crew) -> None:
+    job = Job("outputs", {"part": "train", "depth": 4, "first": 0}, b"")
+    answers = crew.ask([job] * 9)
+    expected = bytes(memoryview(next(answers).data).cast("B"))
+    answers.close()
+    assert [bytes(memoryview(one.data).cast("B")) for one in crew.ask([job] * 3)] == [expected] * 3
+    assert len(crew.workers) == 2
+
+
+def test_two_threads_in_each_worker(experiment: Maker, tmp_path: Path) -> None:
+    """Images that torch has to cut into a test set: what is forked afterwards must not wait for threads of others."""
+    generator = np.random.default_rng(0)
+    for name, number in itertools.product("ab", range(40)):
+        (tmp_path / "images/train" / name).mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images/train" / name / f"{number}.png")
+    data = f"data={{name: folder, path: {tmp_path / 'images'}, image_size: 64, validation: 0.25}}"
+    phases = "phases=[{name: head, train: head, rounds: 1, local: {epochs: 1, lr: 0.1}}]"
+    settings = experiment(data, "workers=2", "threads=2", "model.backbone=pico", phases)
+    (tmp_path / "experiment.yaml").write_text(settings.to_yaml())
+    program = (
+        "import sys; from pathlib import Path; from fedsieve.workers import crew; from fedsieve.experiment import run\n"
+        "from fedsieve.experiment_file import load_experiment\n"
+        "made, crew.TINY = crew.Crew.__init__, 0.0\n"
+        "crew.Crew.__init__ = lambda self, *arguments: (made(self, *arguments), self.wait())[0]\n"
+        "print(run(load_experiment(sys.argv[1]), Path(sys.argv[2]))['model_sha256'])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "experiment.yaml"), str(tmp_path / "two")]
+    two = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    one = run(settings.model_copy(update={"workers": 1}), tmp_path / "one")
+    assert two.stdout.strip() == one["model_sha256"], two.stderr
+
+
+def test_resumed_with_other_workers_a_run_keeps_its_threads(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Observer):
+        def round(self, line: dict) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment("workers=2", "threads=auto"), tmp_path / "run", observer=Stop())
+    resumed = run(experiment("workers=1", "threads=auto"), tmp_path / "run", resume=True)
+    assert resumed["model_sha256"] == run(experiment("workers=1", "threads=1"), tmp_path / "whole")["model_sha256"]
 
 
 # --------------------------------------------------------------------------------------- nothing is left

@@ -48,7 +48,7 @@ def averaged(weights: Tensor, sum: Tensor, total: Tensor) -> Tensor:
     after = torch.empty_like(weights)
     total = total.masked_fill(total == 0, 1.0)  # nobody's weight: its sum is 0
     for part in pieces(weights):
-        mean = sum[part] / (total[part] if len(total) > 1 else total)
+        mean = sum[part] / (total[part] if total.numel() > 1 else total)
         moved = (weights[part].double() + mean).float()
         after[part] = torch.where(sum[part] == 0, weights[part], moved)  # -0.0 + 0.0 would be +0.0
     return after

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from fedsieve.config import ClientSettings
 from fedsieve.errors import InputError, RunError
@@ -22,6 +23,7 @@ from fedsieve.sieve.mask import Mask
 from fedsieve.wire import WireError
 
 OURS = (OSError, MemoryError, torch.OutOfMemoryError)  # these are no client's fault, and another run may not have them
+NO_MEMORY = "DefaultCPUAllocator"  # how torch says it of the CPU's
 RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
 
 
@@ -58,9 +60,8 @@ class Clients:
             update, state = self._updated(broadcast, data, remembered, failure)
             with section("encode"):
                 message, encodings, late = self._encoded(update, broadcast, remembered, about["secret"])
-        except OURS:
-            raise
         except Exception as error:
+            raise_if_ours(error)
             return Answer({"failed": reason_of(error)})
         if failure == GARBLES:
             message[len(message) // 2] ^= 1
@@ -103,6 +104,14 @@ class Clients:
         masks = self.context.masks
         assert masks is not None
         masks.take_shared(Mask(masks.shapes, torch.frombuffer(bytearray(bits), dtype=torch.uint8)))
+
+
+def raise_if_ours(error: Exception) -> None:
+    """Raise what is no client's fault: a full disk, or too little memory."""
+    if isinstance(error, OURS):
+        raise error
+    if isinstance(error, SafetensorError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
+        raise RunError(reason_of(error)) from error
 
 
 def reason_of(error: Exception) -> str:

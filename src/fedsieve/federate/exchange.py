@@ -105,7 +105,7 @@ class Exchange:
                 raise WireError(f"the message's {name} has values that are not finite")
             vectors[name] = vector.values.to(self.scope.model.vector.device)
             if name == "delta" and vector.bits is not None:
-                mask = self._shared if vector.known else Mask(self._shapes, vector.bits)
+                mask = self._shared if vector.known else Mask(self._shapes, vector.bits.clone())  # not of the message
         return Update(client, int(samples), vectors, numbers, mask)
 
     # Down: the weights, and a mask.

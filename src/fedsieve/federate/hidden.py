@@ -76,12 +76,12 @@ class HiddenRound(HiddenUpdates):
         roster = Roster(place, {client: one.public_key for client, one in self.people.items()})
         super().__init__(roster, broadcast, clients, exchange)
         self.sum = ZeroSum(roster, self.size)
+        self._public = {str(one): key.hex() for one, key in roster.keys.items()}
         self.traffic = self._exchange_keys()
 
     def secret_of(self, client: int) -> dict[str, Any]:
         """What a client knows: the public keys of all, and its own private key, which no real server would have."""
-        keys = {str(one): key.hex() for one, key in self.roster.keys.items()}
-        return {"place": self.roster.context, "keys": keys, "private": self.people[client].private_key().hex()}
+        return {"place": self.roster.context, "keys": self._public, "private": self.people[client].private_key().hex()}
 
     def _exchange_keys(self) -> Traffic:
         """Everybody tells the server a public key and hears those of all."""

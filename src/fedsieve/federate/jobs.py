@@ -1,6 +1,6 @@
 """What a process can be asked to do for a run: small enough to be sent, and complete, so that any process can do it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Answer:
 
 
 Handler = Callable[[Job], Answer]
-Ask = Callable[[Iterable[Job]], Iterator[Answer]]  # the answers in the order of the jobs, whoever does them
+Ask = Callable[[Iterable[Job]], Generator[Answer]]  # the answers in the order of the jobs, whoever does them
 
 
 class Desk:
@@ -32,6 +32,6 @@ class Desk:
     def __init__(self) -> None:
         self.handlers: dict[str, Handler] = {}
 
-    def ask(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+    def ask(self, jobs: Iterable[Job]) -> Generator[Answer]:
         """Do the jobs here, one after the other."""
         return (self.handlers[job.do](job) for job in jobs)

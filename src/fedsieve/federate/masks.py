@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsieve.config import MaskSettings
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import InputError, RunError, WorkerError
 from fedsieve.federate.client import Broadcast, ClientData
 from fedsieve.federate.jobs import Answer, Ask, Job
 from fedsieve.federate.traffic import Traffic
@@ -61,7 +61,7 @@ class Masks:
         self.batch_size, self.phase, self.seed = batch_size, phase, seed
         self.start = start  # the weights in scope at the phase's start
         self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
-        self.ask: Ask = ask or (lambda jobs: map(self.scores, jobs))  # who lets clients score their weights
+        self.ask: Ask = ask or (lambda jobs: (self.scores(job) for job in jobs))  # who lets clients score their weights
         self.shapes = shapes_of(scope.named.items())
         self.exchange: Exchange | None = None  # how clients send their scores; None: nobody counts bytes
         self.traffic = Traffic()  # of making the mask that all clients share: once, or in the round under way
@@ -175,6 +175,8 @@ class Masks:
         vector = torch.cat([one.detach().flatten() for one in self.scope.parameters])
         try:
             mask = calibrate_mask(self.shapes, vector, scored, settings, torch_generator(self.seed, *place))
+        except WorkerError:
+            raise
         except RunError as error:
             whose = "all clients" if settings.is_shared else f"client {who}"
             raise RunError(f"phase {self.phase}, mask of {whose}: {error}; more fisher.samples may help") from None

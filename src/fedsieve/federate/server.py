@@ -1,7 +1,8 @@
 """The server's side of a phase: choose clients, send them the weights, gather their replies, combine them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.aggregate import all_finite
 from fedsieve.federate.client import Broadcast, Update
-from fedsieve.federate.clients import OURS, Clients, reason_of
+from fedsieve.federate.clients import Clients, raise_if_ours, reason_of
 from fedsieve.federate.drift import Interference
 from fedsieve.federate.exchange import ALL, Exchange
 from fedsieve.federate.hidden import HiddenRound
@@ -35,6 +36,7 @@ class Memory(Protocol):
     def newest(self, client: int) -> Path | None: ...
     def place(self, client: int, round: int) -> Path: ...
     def keep(self, client: int, round: int) -> None: ...
+    def drop(self, client: int, round: int) -> None: ...
     def commit(self) -> None: ...
     def rewind(self, round: int) -> None: ...
 
@@ -185,31 +187,32 @@ class Server:
     def _gather(self, round: Round) -> Tensor:
         """The new weights from the replies that can be used, at least `clients.minimum` of them."""
         aggregator = self.aggregator(round.broadcast.weights)
-        for client, answer in self._replies(round):
-            try:
-                update = self._update_in(answer, client, round)
-            except OURS:
-                raise
-            except Exception as error:  # whatever is wrong with a client's reply, the others go on
-                round.failed[client] = reason_of(error)
-                self.exchange.versions.forget(client)  # it may hold anything now
-                continue
-            with section("aggregate"):
-                aggregator.add(update)
-                if round.interference is not None:
-                    positions = update.positions(len(round.broadcast.weights))
-                    round.interference.add(client, update.vectors["delta"], positions, update.mask)
-            round.samples[client], round.metrics[client] = update.samples, update.metrics
-            if answer.about["remembers"]:
-                self.memory.keep(client, round.of_all)
+        with closing(self._replies(round)) as replies:
+            for client, answer in replies:
+                try:
+                    update = self._update_in(answer, client, round)
+                except Exception as error:  # whatever is wrong with a client's reply, the others go on
+                    raise_if_ours(error)
+                    round.failed[client] = reason_of(error)
+                    self.exchange.versions.forget(client)  # it may hold anything now
+                    self.memory.drop(client, round.of_all)
+                    continue
+                with section("aggregate"):
+                    aggregator.add(update)
+                    if round.interference is not None:
+                        positions = update.positions(len(round.broadcast.weights))
+                        round.interference.add(client, update.vectors["delta"], positions, update.mask)
+                round.samples[client], round.metrics[client] = update.samples, update.metrics
+                if answer.about["remembers"]:
+                    self.memory.keep(client, round.of_all)
         self._must_be_enough(round)
         with section("aggregate"):
             return aggregator.finish()
 
-    def _replies(self, round: Round, hidden: HiddenRound | None = None) -> Iterator[tuple[int, Answer]]:
+    def _replies(self, round: Round, hidden: HiddenRound | None = None) -> Generator[tuple[int, Answer]]:
         """The clients' replies, those with most samples first: so that nobody waits for a long one at the end."""
         order = sorted(round.chosen, key=lambda client: -self.sizes[client])
-        jobs = [
+        answers = self.ask(
             self.their_side.job(
                 client,
                 self.memory.newest(client),
@@ -217,8 +220,9 @@ class Server:
                 hidden.secret_of(client) if hidden is not None else None,
             )
             for client in order
-        ]
-        return zip(order, self.ask(jobs), strict=True)
+        )
+        with closing(answers):
+            yield from zip(order, answers, strict=True)
 
     def _update_in(self, answer: Answer, client: int, round: Round) -> Update:
         """A client's update as it arrives at the server."""
@@ -234,22 +238,22 @@ class Server:
         self._must_be_enough(round)  # of those who told their losses
         hidden = HiddenRound(round.chosen, round.broadcast, self.clients, self.exchange, round.place)
         round.traffic += hidden.traffic
-        for client, answer in self._replies(round, hidden):
-            try:
-                if "failed" in answer.about:
-                    raise RunError(answer.about["failed"])
-                round.traffic.up += len(answer.data)
-                with section("aggregate"):
-                    hidden.add(client, answer.data)
-            except OURS:
-                raise
-            except Exception as error:
-                raise RunError(
-                    f"{round.place}: client {client} left ({reason_of(error)}), and clients.secure: zero_sum needs "
-                    "every client of a round; nothing was aggregated"
-                ) from error
-            if answer.about["remembers"]:
-                self.memory.keep(client, round.of_all)
+        with closing(self._replies(round, hidden)) as replies:
+            for client, answer in replies:
+                try:
+                    if "failed" in answer.about:
+                        raise RunError(answer.about["failed"])
+                    round.traffic.up += len(answer.data)
+                    with section("aggregate"):
+                        hidden.add(client, answer.data)
+                except Exception as error:
+                    raise_if_ours(error)
+                    raise RunError(
+                        f"{round.place}: client {client} left ({reason_of(error)}), and clients.secure: zero_sum needs "
+                        "every client of a round; nothing was aggregated"
+                    ) from error
+                if answer.about["remembers"]:
+                    self.memory.keep(client, round.of_all)
         with section("aggregate"):
             after, round.metrics[ALL] = hidden.finish()
         round.samples[ALL] = 1

@@ -94,7 +94,7 @@ def frozen_fingerprint(model: Classifier, depth: int) -> str:
 def batch_outputs(model: Classifier, depth: int, images: Tensor, precision: Precision = "float32") -> Tensor:
     """The output at `depth` for a batch of `BATCH` images or, at the end, fewer; one row each."""
     model.eval()
-    return forward(frozen_part(model, depth), images, precision).float().cpu()
+    return forward(frozen_part(model, depth), images, precision).float().cpu().contiguous()
 
 
 def frozen_outputs(

@@ -81,6 +81,10 @@ class ClientStore:
         self._rounds.setdefault(client, []).append(round)
         self._unflushed.setdefault(client, []).append(round)
 
+    def drop(self, client: int, round: int) -> None:
+        """Delete what was put into the place of a version that is not to be kept."""
+        self.place(client, round).unlink(missing_ok=True)
+
     def write(self, client: int, round: int, state: ClientState) -> None:
         """Add a version."""
         save_state(self.place(client, round), state)
@@ -129,7 +133,7 @@ class ClientStore:
     def _drop_unfinished(self) -> None:
         for pattern in UNFINISHED:
             for path in self.folder.glob(pattern):
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def read_state(path: str | Path) -> ClientState:

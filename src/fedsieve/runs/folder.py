@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -183,6 +183,11 @@ def read_experiment(run: Path) -> Experiment:
     if not path.exists():
         raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
     return parse_experiment(path.read_text(), str(path))
+
+
+def threads_of(run: Path) -> int | Literal["auto"]:
+    """With how many threads a run was started, on which its bits depend; auto if there is none."""
+    return read_experiment(run).threads if (run / "experiment.yaml").exists() else "auto"
 
 
 def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any]:

@@ -7,23 +7,22 @@ its job given to another one.
 """
 
 import os
-import select
+import selectors
 import socket
 import subprocess
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fedsieve.config import Experiment
-from fedsieve.errors import RunError
+from fedsieve.errors import WorkerError
 from fedsieve.federate.jobs import Answer, Job
 from fedsieve.profile import section
 from fedsieve.workbench import Workbench
@@ -78,85 +77,88 @@ class Crew:
         self.shared = torch.frombuffer(self.weights.view(4 * len(bench.model.vector)), dtype=torch.float32)
         self.slots: list[SharedBuffer] = []
         self.seconds: dict[str, float] = defaultdict(float)  # of all workers, by section
-        self.pace: dict[tuple[str, int], float] = {}  # what jobs of a kind took lately, since `begun` of the bench
+        self.pace: dict[tuple[str, int], float] = {}  # what jobs of a kind took lately, in the phase under way
+        self._took: list[float] = []  # what those of the asking under way took
         self.published = Published(0, -1, -1, [])
         self.workers: list[Worker] = []
         self._nursery: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._asking = self._begun = False  # whether any worker was ready yet
+        self._asking = self._interrupted = False
+        self._begun = False  # whether any worker was ready yet
         self._stillborn = 0  # workers that died before they were ready, since the last one that was
         self._start()
 
-    def ask(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+    def ask(self, jobs: Iterable[Job]) -> Generator[Answer]:
         """Answers in the order of the jobs. Who is asked while doing a job here does it alone."""
+        if self._interrupted:
+            self._interrupted = self._begun = False
+            self._start()
         if self._asking or not self.workers:
             return self.bench.desk.ask(jobs)
-        jobs = iter(jobs)
-        first = next(jobs, None)
-        if first is None:
-            return iter(())
-        is_tiny = self.pace.get((first.do, self.bench.begun), TINY) < TINY
-        return self._alone(chain([first], jobs)) if is_tiny else self._answers(chain([first], jobs))
+        return self._answers(iter(jobs))
 
-    def _alone(self, jobs: Iterator[Job]) -> Iterator[Answer]:
-        for job in jobs:
-            yield self._done_here(job)
+    def wait(self) -> None:
+        """Until all workers are ready, or it turns out that there will be none: for who measures or tests."""
+        while any(worker.pid is None for worker in self.workers):
+            self._listen(deque(), None)
+
+    def _answers(self, jobs: Iterator[Job]) -> Generator[Answer]:
+        """How long jobs take is judged by all of one asking: a round's last clients are its smallest."""
+        if (first := next(jobs, None)) is None:
+            return
+        self._asking, self._took = True, []
+        kind, jobs = (first.do, self.bench.begun), chain([first], jobs)
+        is_tiny = self.pace.get(kind, TINY) < TINY
+        try:
+            yield from map(self._done_here, jobs) if is_tiny else self._gathered(jobs)
+        except BaseException:
+            if not is_tiny:
+                self._stop()  # workers may be in the midst of jobs that nobody waits for any more
+                self._interrupted = True
+            raise
+        finally:
+            self._asking = False
+            if self._took:
+                self.pace[kind] = sum(self._took) / len(self._took)
 
     def _done_here(self, job: Job) -> Answer:
         started = time.perf_counter()
         answer = next(self.bench.desk.ask([job]))
-        self._took(job, time.perf_counter() - started)
+        self._took.append(time.perf_counter() - started)
         return answer
 
-    def _took(self, job: Job, seconds: float) -> None:
-        """How long jobs take: half from the last one, for a slow moment is no reason to change the way."""
-        kind = (job.do, self.bench.begun)
-        self.pace[kind] = (self.pace.get(kind, seconds) + seconds) / 2
-
-    def wait(self) -> None:
-        """Until all workers are ready, or it turns out that there will be none."""
-        while any(worker.pid is None for worker in self.workers):
-            self._listen(deque(), None)
-
-    def _answers(self, jobs: Iterator[Job]) -> Iterator[Answer]:
-        self._asking = True
+    def _gathered(self, jobs: Iterator[Job]) -> Iterator[Answer]:
         free = list(range(len(self.slots)))
         under_way: deque[Ticket] = deque()  # in the order of the jobs, the next answer's first
         waiting: deque[Ticket] = deque()  # those that no worker has
-        is_over = False
-        try:
-            self._publish()
-            while True:
-                while free and not is_over:
-                    if (job := next(jobs, None)) is None:
-                        is_over = True
-                        break
-                    under_way.append(Ticket(job, free.pop()))
-                    waiting.append(under_way[-1])
-                self._hand_out(waiting)
-                if not under_way:
-                    return
-                if (answer := under_way[0].answer) is not None:
-                    yield answer
-                    free.append(under_way.popleft().slot)
-                elif waiting and not (self.workers and self._begun):
-                    ticket = waiting.popleft()
-                    ticket.answer = _kept(self._done_here(ticket.job))
-                    self._listen(waiting, 0)
-                else:
-                    with section("idle"):
-                        self._listen(waiting, None)
-        except BaseException:
-            self._stop()  # workers may be in the midst of jobs that nobody waits for any more
-            raise
-        finally:
-            self._asking = False
+        job = next(jobs, None)
+        self._publish()
+        while True:
+            while free and job is not None:
+                under_way.append(Ticket(job, free.pop()))
+                waiting.append(under_way[-1])
+                job = next(jobs, None)
+            if not self.workers:  # any more: what they had is to be done here
+                waiting = deque(ticket for ticket in under_way if ticket.answer is None)
+            self._hand_out(waiting)
+            if not under_way:
+                return
+            if (answer := under_way[0].answer) is not None:
+                yield answer
+                free.append(under_way.popleft().slot)
+            elif waiting and not (self.workers and self._begun):
+                ticket = waiting.popleft()
+                ticket.answer = _kept(self._done_here(ticket.job))
+                self._listen(waiting, 0)
+            else:
+                with section("idle"):
+                    self._listen(waiting, None)
 
     def _publish(self) -> None:
         """Let workers see the weights as they are now: those that a phase changes or, if it is a new one, all."""
-        vector, begun, last = self.bench.model.vector.cpu(), self.bench.begun, self.published
+        vector, begun, last = self.bench.model.vector, self.bench.begun, self.published
         for start, stop in self.bench.moving if begun == last.begun else [(0, len(vector))]:
-            self.shared[start:stop] = vector[start:stop]
+            self.shared[start:stop] = vector[start:stop].cpu()
         self.published = Published(last.version + 1, self.bench.phase, begun, self.bench.moving)
 
     def _hand_out(self, waiting: deque[Ticket]) -> None:
@@ -169,38 +171,48 @@ class Crew:
 
     def _listen(self, waiting: deque[Ticket], timeout: float | None) -> None:
         """Take what workers have to say, and see who is gone; `timeout` None: until there is something."""
-        lines = [worker.line for worker in self.workers]
-        if self._control is not None:
-            lines.append(self._control)
-        for line in select.select(lines, [], [], timeout)[0]:
-            worker = next((one for one in self.workers if one.line is line), None)
-            if worker is None and line is not self._control:
-                continue  # its end of the line was closed since
+        with selectors.DefaultSelector() as selector:
+            if self._control is not None:
+                selector.register(self._control, selectors.EVENT_READ)
+            for worker in self.workers:
+                selector.register(worker.line, selectors.EVENT_READ, worker)
+            ready = [key.data for key, _ in selector.select(timeout)]
+        for worker in sorted(ready, key=lambda worker: worker is not None):  # the nursery first: it takes all along
             try:
                 self._hear(worker) if worker is not None else self._hear_nursery()
             except EOFError:
                 self._lost(worker, waiting)
+            if worker is None:
+                return  # the others may be gone with it, or wait until the next time
 
     def _hear(self, worker: Worker) -> None:
         ticket = worker.ticket
         heard, data = receive(worker.line, self.slots[ticket.slot] if ticket is not None else None)
         if ticket is None:  # it says that it is ready
-            worker.pid, self._begun, self._stillborn = heard.get("pid"), True, 0
-            self._give_up_if_failed(heard)
+            if "failed" in heard:
+                self._dismiss(worker, heard["failed"])
+            else:
+                worker.pid, self._begun, self._stillborn = heard["pid"], True, 0
             return
         for name, seconds in heard["seconds"].items():
             self.seconds[name] += seconds
-        self._took(ticket.job, sum(heard["seconds"].values()))
+        self._took.append(sum(heard["seconds"].values()))
         for topic, note in heard["notes"].items():
             self.bench.note(note, topic)
         if "failed" in heard:
-            raise RunError(heard["failed"])
+            raise WorkerError(heard["failed"])
         ticket.answer, worker.ticket = Answer(heard["about"], data), None
 
     # Processes.
 
     def _start(self) -> None:
-        """Start the nursery; once it is there, ask it for workers."""
+        """Start the nursery, and ask it for workers; if the system has no room for them, do without."""
+        try:
+            self._start_nursery()
+        except OSError as error:
+            self._give_up(error.strerror or str(error))
+
+    def _start_nursery(self) -> None:
         self.slots = [SharedBuffer() for _ in range(AHEAD * self.size)]
         self._control, theirs = socket.socketpair()
         fds = [theirs.fileno(), self.weights.fd, *(slot.fd for slot in self.slots)]
@@ -227,19 +239,29 @@ class Crew:
     def _hear_nursery(self) -> None:
         assert self._control is not None
         heard, _ = receive(self._control)
-        self._give_up_if_failed(heard)
-
-    def _give_up_if_failed(self, heard: dict[str, Any]) -> None:
         if "failed" in heard:
-            self.bench.note(f"workers could not start ({heard['failed']}); going on in one process")
-            self._stop()
+            self._give_up(heard["failed"])
+
+    def _give_up(self, reason: str) -> None:
+        self.bench.note(f"workers could not start ({reason}); going on in one process")
+        self._stop()
+
+    def _dismiss(self, worker: Worker, reason: str) -> None:
+        """Go on without a worker that cannot start."""
+        worker.line.close()
+        self.workers.remove(worker)
+        if self.workers:
+            self.bench.note(f"a worker could not start ({reason}); going on with {len(self.workers)}")
+        else:
+            self._give_up(reason)
 
     def _lost(self, worker: Worker | None, waiting: deque[Ticket]) -> None:
         """Someone is gone: a worker is replaced, and its job done again; without the nursery (None) all are."""
         gone = [worker] if worker is not None else self.workers.copy()
         self._stillborn += all(one.pid is None for one in gone)
         if self._stillborn == ATTEMPTS:
-            self._give_up_if_failed({"failed": "their processes ended; is there too little memory?"})
+            self._stillborn, reason = 0, "their processes ended; is there too little memory?"
+            self._dismiss(worker, reason) if worker is not None else self._give_up(reason)
         elif worker is None:
             self._stop()
             self._start()
@@ -253,7 +275,7 @@ class Crew:
             ticket.deaths += 1
             if ticket.deaths == ATTEMPTS:
                 what = f"{ticket.job.do} of client {ticket.job.about.get('client', 'all')}"
-                raise RunError(f"{ATTEMPTS} worker processes died at the same job ({what}); too little memory?")
+                raise WorkerError(f"{ATTEMPTS} worker processes died at the same job ({what}); too little memory?")
         if lost:
             self.bench.observer.warning("a worker process died; what it was doing is done again")
 
@@ -270,7 +292,9 @@ class Crew:
         self.workers, self.slots, self._nursery, self._control = [], [], None, None
 
     def close(self) -> None:
+        """The run is over."""
         self._stop()
+        self._interrupted = False
         self.weights.close()
 
 

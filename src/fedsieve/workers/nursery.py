@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedsieve.config import Experiment
 from fedsieve.data.load import Dataset, load
 from fedsieve.experiment_file import parse_experiment
@@ -29,6 +31,7 @@ DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 def main() -> None:
     _die_with_parent()
+    torch.set_num_threads(1)  # of this process: it must have no pool of threads when it is forked
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
     control_fd, weights_fd, *slot_fds = map(int, sys.argv[1:])
     control = socket.socket(fileno=control_fd)
@@ -94,7 +97,7 @@ def work(
         result: Any = b""
         try:
             done = twin.do(Job(about["do"], about["about"], payload), about["weights"])
-            answer, result = {"about": done.about}, done.data
+            answer, result = {"about": done.about}, memoryview(done.data).cast("B")
         except Exception as error:
             answer = {"failed": reason_of(error)}
         answer["seconds"] = twin.take_seconds()
