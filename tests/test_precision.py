@@ -60,7 +60,8 @@ def test_products_are_bfloat16_and_the_result_is_near(experiment: Maker, tmp_pat
             run(experiment(PHASES[phases], f"precision={precision}"), tmp_path / precision)
         changes[precision] = weights(tmp_path / precision) - start
         (losses[precision],) = [line["train_loss"] for line in read_metrics(tmp_path / precision)][-1:]
-    assert products["float32"] == {(True, torch.float32), (False, torch.float32)}
+    in_training = {(True, torch.float32)} if phases != "head" else set()  # a plain head needs no layer to be called
+    assert products["float32"] == {(False, torch.float32)} | in_training
     assert products["bfloat16"] == {(True, torch.bfloat16), (False, torch.bfloat16)}
     plain, lowered = changes["float32"], changes["bfloat16"]
     assert lowered.dtype == torch.float32 and (lowered != lowered.bfloat16()).any()  # weights are not rounded
