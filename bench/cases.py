@@ -204,13 +204,15 @@ CASES: dict[str, Case] = {
             "fedsieve, blocks 8-11, 10% of rows": Contender(
                 "fedsieve", settings=lambda folder: dense(folder, train=LAST_BLOCKS, mask=ROWS), warm=True
             ),
-            "bare": Contender("bare", (ONE_BY_TWO, TWO_BY_ONE)),
+            "bare": Contender("bare", (ONE_BY_TWO,)),
+            "bare, two processes": Contender("bare", (TWO_BY_ONE,)),
             "notebook": Contender("notebook", (ONE_BY_TWO,)),
             "Flower": FLOWER,
             "pfl": PFL,
         },
         (
             Bar("fedsieve", "bare", at_most=1.05),
+            Bar("fedsieve", "bare, two processes", at_most=1.05),
             *faster_than({"notebook": 1.0, "Flower": 1.0, "pfl": 1.0}),
             Bar("fedsieve, 10% of rows", "bare", at_most=0.80),
             Bar("fedsieve, blocks 8-11", "bare", at_most=0.40),
