@@ -3,13 +3,16 @@
 python bench/contenders.py NAME WORKLOAD WEIGHTS [threads=2] [processes=1] …   # prints one line of JSON
 
 A contender is a function of the workload's file and its options that gives the seconds of all rounds and the weights
-that it reached. Everything before the first round (imports, reading, starting workers) is its start-up.
+that it reached. Everything before the first round (imports, reading, starting workers) is its start-up. Without any
+options the process stays, and runs once for each line of them that it is given.
 """
 
 import copy
 import importlib
 import json
 import multiprocessing
+import os
+import shlex
 import statistics
 import sys
 import tempfile
@@ -19,6 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -43,12 +47,16 @@ class Options:
     rounds: int = sys.maxsize  # for a quick try: only the first rounds,
     clients: int = sys.maxsize  # each with its first clients
     overrides: str = ""  # of fedsieve's experiment, such as "threads=1 workers=2"
+    cache: str = ""  # fedsieve's folder of features
     reached: str = ""  # the weights that fedsieve reached, for `masked`
 
     @staticmethod
     def parse(arguments: list[str]) -> "Options":
         values = dict(argument.split("=", 1) for argument in arguments)
         return Options(**{key: int(value) if value.isdigit() else value for key, value in values.items()})
+
+    def as_arguments(self) -> list[str]:
+        return [f"{key}={value}" for key, value in vars(self).items()]
 
 
 @dataclass(frozen=True)
@@ -218,12 +226,13 @@ def masked(file: Path, options: Options) -> Outcome:
         for name, one in trained_tensors(work.network).items():
             one[frozen[name]] = start[name][frozen[name]]
 
-    register_optimizer_step_post_hook(put_back)
+    hook = register_optimizer_step_post_hook(put_back)
     seconds, sums = trained_share(work, 0, start, slice(None))
+    hook.remove()
     total = sum(len(work.clients[client]) for client in work.rounds[0])
     share = sum(int(one.sum()) for one in frozen.values()) / sum(one.numel() for one in frozen.values())
     weights = {name: (one / total).float() for name, one in sums.items()}
-    return Outcome(seconds, STARTED, weights, {"frozen": share})
+    return Outcome(seconds, time.perf_counter(), weights, {"frozen": share})
 
 
 def forward(file: Path, options: Options) -> Outcome:
@@ -266,25 +275,30 @@ class Timing(Observer):
 
 
 def fedsieve(file: Path, options: Options) -> Outcome:
-    """The experiment itself, from beside the workload, with the cache that $FEDSIEVE_CACHE names."""
+    """The experiment itself, from beside the workload."""
+    os.environ["FEDSIEVE_CACHE"] = options.cache
     if file.exists():
         load(file, options)  # to be as warm as the others
     settings = json.loads(file.with_suffix(".json").read_text())
     settings["phases"][0]["rounds"] = min(options.rounds, settings["phases"][0]["rounds"])
-    timing, made = Timing(), Crew.__init__
-
-    def wait_first(self: Crew, *arguments: Any) -> None:
-        made(self, *arguments)
-        self.wait()  # nobody's start is measured
-
-    Crew.__init__ = wait_first
+    timing = Timing()
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        result = run(as_experiment(settings, options.overrides.split()), Path(folder) / "run", observer=timing)
+        with patch.object(Crew, "__init__", _wait_for_workers):
+            result = run(as_experiment(settings, options.overrides.split()), Path(folder) / "run", observer=timing)
         whole = time.perf_counter() - start
         weights = load_file(Path(folder) / "run" / "model.safetensors")
     more = {"whole run": whole, "median round": statistics.median(timing.rounds), "bytes up": result["bytes_up"]}
     return timing.watch.outcome(weights, **more)
+
+
+_make_crew = Crew.__init__
+
+
+def _wait_for_workers(crew: Crew, *arguments: Any) -> None:
+    """Nobody's start is measured."""
+    _make_crew(crew, *arguments)
+    crew.wait()
 
 
 # ------------------------------------------------------------------------------------------- command
@@ -304,10 +318,13 @@ CONTENDERS: dict[str, Callable[[Path, Options], Outcome]] = {
 
 
 def main() -> None:
-    name, file, weights, *arguments = sys.argv[1:]
-    outcome = CONTENDERS[name](Path(file), Options.parse(arguments))
-    save_file({key: one.contiguous() for key, one in outcome.weights.items()}, weights)
-    print(json.dumps({"seconds": outcome.seconds, "start": outcome.ready - STARTED, **outcome.more}))
+    name, file, weights, *given = sys.argv[1:]
+    began = STARTED
+    for line in [shlex.join(given)] if given else sys.stdin:
+        outcome = CONTENDERS[name](Path(file), Options.parse(shlex.split(line)))
+        save_file({key: one.contiguous() for key, one in outcome.weights.items()}, weights)
+        print(json.dumps({"seconds": outcome.seconds, "start": outcome.ready - began, **outcome.more}), flush=True)
+        began = time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ Needs Flower and pfl, which `make bench` installs into bench/.venv.
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Hashable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ class Arena:
         self.folder, self.case, self.overrides = folder, case, overrides
         self.caches = 0
         self.made: dict[str, Path] = {}
+        self.processes: dict[tuple[str, Path], subprocess.Popen[str]] = {}  # that stay for another run
 
     def workload(self, contender: Contender) -> Path:
         """The file of a contender's work, with the experiment beside it."""
@@ -53,23 +56,43 @@ class Arena:
         return self.made[name]
 
     def run(self, contender: Contender, **options: Any) -> Result:
-        """One run in a process of its own: what it says, and under "weights" the file of those it reached."""
+        """One run: what it says, and under "weights" the file of those it reached."""
         work = self.workload(contender)
         weights = self.folder / f"weights-{contender.kind}"
         if contender.kind == "fedsieve" and self.overrides:
             options["overrides"] = f"{self.overrides} {options.get('overrides', '')}".strip()
-        self.caches += self.case.cold
-        cache = self.folder / (f"cache-{self.caches}" if self.case.cold else "cache")
-        said = subprocess.run(
-            [sys.executable, Path(__file__).with_name("contenders.py"), contender.kind, work, weights]
-            + [f"{key}={value}" for key, value in options.items()],
-            env={**os.environ, "FEDSIEVE_CACHE": str(cache)},
-            capture_output=True,
-            text=True,
-        )
-        if said.returncode:
-            raise SystemExit(f"{contender.kind} failed:\n{said.stdout[-2000:]}\n{said.stderr[-4000:]}")
-        return {**json.loads(said.stdout.splitlines()[-1]), "weights": weights}
+        if contender.kind == "fedsieve":
+            self.caches += self.case.cold
+            options["cache"] = self.folder / (f"cache-{self.caches}" if self.case.cold else "cache")
+        process = self.processes.pop((contender.kind, work), None) or self._start(contender.kind, work, weights)
+        print(shlex.join(f"{key}={value}" for key, value in options.items()), file=process.stdin, flush=True)
+        said = next((line for line in process.stdout if line.startswith('{"seconds"')), None)
+        if said is None:
+            process.wait()
+            raise SystemExit(f"{contender.kind} failed:\n{self._complaints(contender.kind).read_text()[-4000:]}")
+        if options.get("processes", 1) == 1:
+            self.processes[contender.kind, work] = process
+        else:  # neither Ray nor torch.distributed likes to be started again by the same process
+            process.communicate()
+        return {**json.loads(said), "weights": weights}
+
+    def _start(self, kind: str, work: Path, weights: Path) -> "subprocess.Popen[str]":
+        """A contender in a process of its own, for as many runs as it is asked for."""
+        with self._complaints(kind).open("w") as complaints:
+            return subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("contenders.py"), kind, work, weights],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+            )
+
+    def _complaints(self, kind: str) -> Path:
+        return self.folder / f"stderr-{kind}.txt"
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.communicate()
 
     def fastest(self, contender: Contender) -> dict[str, Any]:
         """The variant that is fastest in a short try."""
@@ -84,8 +107,8 @@ def meet(case: Case, runs: int, overrides: str, chosen: dict[Hashable, Variant],
 
     `chosen` remembers which variants were the fastest, for work of the same kind.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        arena, found = Arena(Path(folder), case, overrides), {}
+    with tempfile.TemporaryDirectory() as folder, closing(Arena(Path(folder), case, overrides)) as arena:
+        found: dict[str, Result] = {}
         for name, contender in case.contenders.items():
             known = (contender.kind, str(contender.variants), case.on_features)
             if known not in chosen:

@@ -126,13 +126,8 @@ def in_a_process(
     """
     work = folder / "work"
     work.with_suffix(".json").write_text(json.dumps(settings))
-    arguments = ["fedsieve", work, folder / "weights", *([f"overrides={overrides}"] if overrides else [])]
-    process = subprocess.Popen(
-        [sys.executable, HERE / "contenders.py", *arguments],
-        env={**os.environ, "FEDSIEVE_CACHE": str(folder / "cache")},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    arguments = ["fedsieve", work, folder / "weights", f"cache={folder / 'cache'}", f"overrides={overrides}"]
+    process = subprocess.Popen([sys.executable, HERE / "contenders.py", *arguments], stdout=subprocess.PIPE, text=True)
     highest = 0
     while look_every is not None and process.poll() is None:
         highest = max(highest, sum(held_by(one) for one in with_children(process.pid)))

@@ -25,7 +25,7 @@ from fedsieve.sieve.rows import only_active
 from fedsieve.sieve.sensitivity import sensitivity
 from fedsieve.sieve.sgdm import SparseSGDM
 
-TURNS = 9
+TURNS = 5
 SETTINGS = {"lr": 1e-4, "momentum": 0.9, "weight_decay": 1e-4}
 LAST_BLOCKS = ("0.blocks.8.", "0.blocks.9.", "0.blocks.10.", "0.blocks.11.")
 

@@ -65,7 +65,7 @@ class NoLocalEvaluation(FederatedAveraging):
 def pfl(file: Path, options: Options) -> Outcome:
     if options.processes > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(options.processes), "--standalone")
-        os.execv(sys.executable, [sys.executable, *launcher, *sys.argv])
+        os.execv(sys.executable, [sys.executable, *launcher, *sys.argv[:4], *options.as_arguments()])
     work, watch = load(file, options), Stopwatch()
     taking_part = [(number, client) for number, chosen in enumerate(work.rounds) for client in chosen]
     per_round, epochs = len(work.rounds[0]), len(next(iter(work.rounds[0].values())))

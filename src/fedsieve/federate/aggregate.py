@@ -3,6 +3,7 @@
 No rule here holds more than one update at a time.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -62,7 +63,7 @@ def pieces(vector: Tensor) -> Iterator[slice]:
 
 def all_finite(values: Tensor) -> bool:
     """Whether all values are; their sum is, unless one is not or it overflows, and takes a thirtieth of the time."""
-    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    return math.isfinite(values.sum()) or bool(torch.isfinite(values).all())
 
 
 WEIGHTINGS: dict[str, Callable[[Update], float]] = {
