@@ -107,6 +107,7 @@ def provenance(settings: Settings) -> str:
 CLIENTS = {"count": 100, "fraction": 0.1, "split": "iid"}
 LOCAL = {"momentum": 0.9, "weight_decay": 1e-4, "schedule": "constant"}
 EVALUATE = {"every": 1, "test": "never"}
+ANALYZE = {"level": "none"}  # nobody else measures how clients disagree
 
 
 def head(folder: Path) -> Settings:
@@ -129,6 +130,7 @@ def head(folder: Path) -> Settings:
             }
         ],
         "evaluate": EVALUATE,
+        "analyze": ANALYZE,
     }
 
 
@@ -147,6 +149,7 @@ def dense(folder: Path, train: Any = "all", mask: Settings | None = None, batch:
         "clients": CLIENTS,
         "phases": [phase],
         "evaluate": EVALUATE,
+        "analyze": ANALYZE,
     }
 
 
@@ -164,6 +167,7 @@ def small_rounds(_: Path) -> Settings:
             }
         ],
         "evaluate": EVALUATE,
+        "analyze": ANALYZE,
     }
 
 

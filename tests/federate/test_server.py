@@ -75,12 +75,14 @@ def test_bytes_are_those_of_the_messages(
     def counted_up(self, kind, *arguments):
         nonlocal up
         message = encoded(self, kind, *arguments)
-        up += len(message.data) if kind in ("update", "request") else 0
+        up += len(message.data) if kind == "update" else 0
         return message
 
     def counted_down(self, clients, weights, traffic):
+        nonlocal up
         for client in clients:
             seen = self.versions.last_seen(client)
+            up += len(encoded(self, "request", {"client": client, "seen": seen}, {}).data) if way == "delta" else 0
             down[self.versions.now, seen] = len(broadcast(self, seen, weights).data)
         bring(self, clients, weights, traffic)
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsieve.wire import Extent, Layout, Message, Vector, WireError, decode, encode, layout_fingerprint
+from fedsieve.wire import Extent, Layout, Message, Vector, WireError, decode, encode, encoded_length, layout_fingerprint
 from fedsieve.wire.entropy import CHUNK, decode_entropy, encode_entropy, frequencies
 from fedsieve.wire.frames import compress as zstd
 from fedsieve.wire.positions import encode_positions
@@ -82,6 +82,7 @@ def test_every_pattern_of_a_float_survives(data: bytes, positions: str, compress
     encoded = encode(message, layout, compress=compress)
     known = None if bits is None else {"delta": bits}
     assert same(decode(encoded.data, layout, "update", known).vectors["delta"].values, values)
+    assert encoded_length(message, layout, compress) == len(encoded.data)
 
 
 def test_numbers_and_names() -> None:

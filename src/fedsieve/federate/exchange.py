@@ -18,7 +18,18 @@ from fedsieve.federate.versions import Versions, outside
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
 from fedsieve.sieve.mask import Mask, packed
-from fedsieve.wire import Encoded, Extent, Layout, Message, Vector, WireError, decode, encode, layout_fingerprint
+from fedsieve.wire import (
+    Encoded,
+    Extent,
+    Layout,
+    Message,
+    Vector,
+    WireError,
+    decode,
+    encode,
+    encoded_length,
+    layout_fingerprint,
+)
 
 ALL = -1  # in the place of a client's number
 EVERYTHING = -2  # in the place of a version: lacked by those who have seen none that is still good for anything
@@ -121,29 +132,32 @@ class Exchange:
             seen = self.versions.last_seen(client)
             lacks_all = self.rest_newest <= seen < oldest  # then it is the same message whenever that was
             if (key := EVERYTHING if lacks_all else seen) not in made:
-                made[key] = len(self.broadcast(seen, weights).data)
+                made[key] = min(self._length(message) for message in self._broadcasts(seen, weights))
             traffic.down += made[key]
             if self.settings.broadcast == "delta":
-                traffic.up += len(self._encoded("request", {"client": client, "seen": seen}, {}).data)
+                traffic.up += self._length(_message("request", {"client": client, "seen": seen}))
             self.versions.saw(client)
 
     def broadcast(self, seen: int, weights: Tensor) -> Encoded:
         """The weights in scope that changed after version `seen` (or all of them), and whatever else is lacking."""
+        shortest = min(self._broadcasts(seen, weights), key=self._length)
+        return encode(shortest, self.layout, compress=self.settings.compress)
+
+    def _broadcasts(self, seen: int, weights: Tensor) -> list[Message]:
+        """All messages that would do, of which the shortest is sent."""
         rest, numbers = {}, {"version": self.versions.now, "since": seen}
         if self.rest_newest > seen:
             vector, lacks = self.scope.model.vector, self.versions.of(self.rest) > seen
             values = torch.cat([vector[start:stop].cpu() for start, stop in self.rest])
             rest["rest"] = Vector(values) if lacks.all() else Vector(values[lacks], packed(lacks))
-        made = [
-            self._encoded("broadcast", numbers, {"weights": way, **rest}) for way in self._ways(seen, weights.cpu())
-        ]
-        return min(made, key=lambda encoded: len(encoded.data))
+        ways = self._ways(seen, weights.cpu())
+        return [_message("broadcast", numbers, {"weights": way, **rest}) for way in ways]
 
     def _ways(self, seen: int, weights: Tensor) -> list[Vector]:
         """Ways to send what changed after version `seen`: with its positions, as part of a known mask, or all."""
-        lacks = self.versions.of(self.scope.ranges) > seen
-        if self.settings.broadcast == "full" or lacks.all():
+        if self.settings.broadcast == "full" or self.versions.oldest(self.scope.ranges) > seen:
             return [Vector(weights)]
+        lacks = self.versions.of(self.scope.ranges) > seen
         bits, shared = packed(lacks), self._shared
         ways = [Vector(weights[lacks], bits)]
         if shared is not None and shared.size == len(lacks) and not (bits & ~shared.bits).any():
@@ -154,7 +168,7 @@ class Exchange:
 
     def mask(self, mask: Mask, seed: int | None = None) -> int:
         """The bytes of a mask that the server sends to a client."""
-        return len(self._encoded("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}).data)
+        return self._length(_message("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}))
 
     def shared_mask(self, round: int) -> int:
         """The bytes of the mask that all clients have in a round: its seed, if it is a random one."""
@@ -163,7 +177,7 @@ class Exchange:
 
     def loss(self, client: int, loss: float) -> int:
         """The bytes with which a candidate tells its loss."""
-        return len(self._encoded("loss", {"client": client, "loss": loss}, {}).data)
+        return self._length(_message("loss", {"client": client, "loss": loss}))
 
     def scores(self, client: int, scores: Tensor, traffic: Traffic) -> Tensor:
         """A client's sensitivity scores as they arrive at the server.
@@ -178,7 +192,7 @@ class Exchange:
 
     def total_scores(self, total: Tensor) -> int:
         """The bytes of the sum of all clients' scores."""
-        return len(self._encoded("scores", {}, {"scores": Vector(total.cpu())}).data)
+        return self._length(_message("scores", {}, {"scores": Vector(total.cpu())}))
 
     # What both sides know.
 
@@ -207,8 +221,14 @@ class Exchange:
         values: str = "float32",
         generator: torch.Generator | None = None,
     ) -> Encoded:
-        message = Message(kind, {name: float(number) for name, number in numbers.items()}, vectors)
-        return encode(message, self.layout, values, self.settings.compress, generator)
+        return encode(_message(kind, numbers, vectors), self.layout, values, self.settings.compress, generator)
+
+    def _length(self, message: Message) -> int:
+        return encoded_length(message, self.layout, compress=self.settings.compress)
 
     def _decoded(self, encoded: Encoded, kind: str) -> Message:
         return decode(encoded.data, self.layout, kind, self._known(), self._redraw)
+
+
+def _message(kind: str, numbers: Mapping[str, float], vectors: Mapping[str, Vector] | None = None) -> Message:
+    return Message(kind, {name: float(number) for name, number in numbers.items()}, vectors or {})

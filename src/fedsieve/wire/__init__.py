@@ -1,6 +1,6 @@
 """Messages between server and clients as bytes, and back; docs/wire.md describes every one of the bytes."""
 
-from fedsieve.wire.codec import decode, encode
+from fedsieve.wire.codec import decode, encode, encoded_length
 from fedsieve.wire.message import (
     KINDS,
     NO_VALUES,
@@ -24,5 +24,6 @@ __all__ = [
     "WireError",
     "decode",
     "encode",
+    "encoded_length",
     "layout_fingerprint",
 ]

@@ -32,6 +32,21 @@ def encode(
     float16 and bfloat16 round to the nearest; int8 rounds at random, by `generator`, and is right on average.
     `compress` packs values without loss where that makes them smaller. WireError if a value does not fit its type.
     """
+    pieces, length, encodings = _pieces(message, layout, values, compress, generator)
+    data = bytearray().join(pieces)  # the only copy of dense float32 values
+    CHECKSUM.pack_into(data, length - CHECKSUM.size, _checksum(data))
+    return Encoded(data, encodings)
+
+
+def encoded_length(message: Message, layout: Layout, compress: bool = False) -> int:
+    """How many bytes `encode` makes of a message, where nobody is there to read them."""
+    return _pieces(message, layout, "float32", compress, None)[1]
+
+
+def _pieces(
+    message: Message, layout: Layout, values: str, compress: bool, generator: torch.Generator | None
+) -> tuple[list[bytes | memoryview], int, dict[str, str]]:
+    """What a message consists of, its checksum still to be filled in; its length; and how each vector was written."""
     if message.kind not in KINDS:
         raise WireError(f"{message.kind} is no kind of message: {', '.join(KINDS)}")
     pieces: list[bytes | memoryview] = [b""]  # the header's place
@@ -47,9 +62,7 @@ def encode(
     length = HEADER.size + sum(map(len, pieces))
     counts = len(message.numbers), len(message.vectors)
     pieces[0] = HEADER.pack(MAGIC, VERSION, KINDS.index(message.kind) + 1, 0, layout.fingerprint, length, *counts)
-    data = bytearray().join(pieces)  # the only copy of dense float32 values
-    CHECKSUM.pack_into(data, length - CHECKSUM.size, _checksum(data))
-    return Encoded(data, encodings)
+    return pieces, length, encodings
 
 
 def _encode_vector(
