@@ -110,7 +110,7 @@ def meet(case: Case, runs: int, overrides: str, chosen: dict[Hashable, Variant],
     with tempfile.TemporaryDirectory() as folder, closing(Arena(Path(folder), case, overrides)) as arena:
         found: dict[str, Result] = {}
         for name, contender in case.contenders.items():
-            known = (contender.kind, str(contender.variants), case.on_features)
+            known = (contender.kind, str(contender.variants), case.title if case.on_features else "images")
             if known not in chosen:
                 chosen[known] = arena.fastest(contender) if len(contender.variants) > 1 else contender.variants[0]
             found[name] = {"options": chosen[known], "values": [], "start": [], "more": []}
@@ -155,11 +155,23 @@ def distance(work: Path, reached: dict[str, Tensor], expected: dict[str, Tensor]
 
 
 def judge(bars: tuple[Bar, ...], found: dict[str, Result]) -> list[Result]:
-    medians = {name: statistics.median(one["values"]) for name, one in found.items()}
+    """Each bar by the median of the turns' ratios, so that it hardly matters how fast the machine is in a turn."""
     judged = []
     for bar in bars:
-        ratio = medians[bar.what] / (medians[bar.to] if bar.to else 1.0)
-        judged.append({"what": bar.what, "to": bar.to, "ratio": ratio, "bar": str(bar), "met": bar.is_met(ratio)})
+        values = found[bar.what]["values"]
+        others = found[bar.to]["values"] if bar.to else [1.0] * len(values)
+        ratios = [one / other for one, other in zip(values, others, strict=True)]
+        ratio = statistics.median(ratios)
+        judged.append(
+            {
+                "what": bar.what,
+                "to": bar.to,
+                "ratio": ratio,
+                "ratios": ratios,
+                "bar": str(bar),
+                "met": bar.is_met(ratio),
+            }
+        )
     return judged
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,14 @@ class Clients:
         """What a client does by itself: its update, and what it remembers."""
         if failure == RAISES:
             raise RunError("it raised, as clients.fail_rate asks")
-        update_of = train_linear if self.update is train_client and is_linear(self.context) else self.update
-        update, state = update_of(broadcast, data, remembered, self.context)
+        update, state = self._quickest_update(broadcast, data, remembered, self.context)
         if failure == SENDS_NAN:
             next(iter(update.vectors.values()))[0] = torch.nan
         return update, state
+
+    @cached_property
+    def _quickest_update(self) -> Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]:
+        return train_linear if self.update is train_client and is_linear(self.context) else self.update
 
     def _encoded(
         self, update: Update, broadcast: Broadcast, remembered: ClientState, secret: dict[str, Any] | None

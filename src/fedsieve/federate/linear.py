@@ -35,11 +35,10 @@ def is_linear(context: Context) -> bool:
     return [id(one) for one in context.scope.parameters] == [id(layer.weight), id(layer.bias)]
 
 
-@torch.no_grad()
 def train_linear(
     broadcast: Broadcast, data: ClientData, state: ClientState, context: Context
 ) -> tuple[Update, ClientState]:
-    """What `train_client` does, where `is_linear`."""
+    """What `train_client` does, where `is_linear`; no tensor here asks for a gradient."""
     local, received, nobody = context.local, broadcast.weights, torch.Generator()
     bias_at = len(received) - context.scope.entries[-1].shape[0]
     trained = received.clone()

@@ -51,7 +51,7 @@ class ClientStore:
         return {client: sorted(rounds) for client, rounds in found.items()}
 
     def _path(self, client: int, round: int) -> Path:
-        return self.folder / f"client-{client:06d}-round-{round:08d}.safetensors"
+        return self.folder / _name(client, round)
 
     def newest(self, client: int) -> Path | None:
         """The file of the client's newest version."""
@@ -68,8 +68,7 @@ class ClientStore:
         rounds = self._rounds.get(client)
         if rounds and round <= rounds[-1]:
             raise ValueError(f"client {client} has a state of round {rounds[-1]}; rewind before writing {round}'s")
-        path = self._path(client, round)
-        return path.with_name(f".{path.name}.partial")
+        return self.folder / f".{_name(client, round)}.partial"
 
     def keep(self, client: int, round: int) -> None:
         """Add the version that was put into its place; it is for good once `commit` is called, `rewind` undoes it."""
@@ -134,6 +133,10 @@ class ClientStore:
         for pattern in UNFINISHED:
             for path in self.folder.glob(pattern):
                 path.unlink(missing_ok=True)
+
+
+def _name(client: int, round: int) -> str:
+    return f"client-{client:06d}-round-{round:08d}.safetensors"
 
 
 def read_state(path: str | Path) -> ClientState:

@@ -50,9 +50,8 @@ def _pieces(
     if message.kind not in KINDS:
         raise WireError(f"{message.kind} is no kind of message: {', '.join(KINDS)}")
     pieces: list[bytes | memoryview] = [b""]  # the header's place
-    for name, number in message.numbers.items():
-        pieces += [NUMBER.pack(number, len(_name(name))), _name(name)]
-    _pad(pieces)
+    named = ((_name(name), number) for name, number in message.numbers.items())
+    pieces.append(_padded(b"".join(NUMBER.pack(number, len(name)) + name for name, number in named)))
     encodings = {}
     for name, vector in message.vectors.items():
         if name not in layout.vectors:
@@ -82,12 +81,10 @@ def _encode_vector(
         raise WireError(f"{name} has {vector.values.numel()} values at {count} positions")
     values, compressed = encode_values(vector.values, kind, extent.tail, compress, generator)
     codes = ENCODINGS.index(encoding), TYPES.index(kind), compressed, len(_name(name))
-    pieces += [VECTOR.pack(*codes, 0, len(positions), sum(map(len, values))), _name(name)]
-    _pad(pieces)
-    pieces.append(positions.data)
-    _pad(pieces)
-    pieces += [piece.data for piece in values]
-    _pad(pieces)
+    length = sum(map(len, values))
+    pieces += [_padded(VECTOR.pack(*codes, 0, len(positions), length) + _name(name))]
+    pieces += [positions.data, _padding(len(positions))]
+    pieces += [*(piece.data for piece in values), _padding(length)]
     return f"{encoding} {kind}"
 
 
@@ -220,9 +217,13 @@ def _name(name: str) -> bytes:
     return encoded
 
 
-def _pad(pieces: list[bytes | memoryview]) -> None:
+def _padded(data: bytes) -> bytes:
+    return data + _padding(len(data))
+
+
+def _padding(length: int) -> bytes:
     """Zeros up to the next multiple of 8 bytes, so that what follows can be read in place."""
-    pieces.append(bytes(-sum(map(len, pieces)) % 8))
+    return bytes(-length % 8)
 
 
 def _checksum(data: bytearray | memoryview) -> int:
