@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench clean
+.PHONY: demo test bench bench-parts clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -14,10 +14,14 @@ test: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 bench: bench/.venv/installed
-	bench/$(BIN)/python bench/wire.py
-	bench/$(BIN)/python bench/drift.py
-	bench/$(BIN)/python bench/sieve.py
 	bench/$(BIN)/python bench/peers.py
+
+bench-parts: .venv/installed
+	$(BIN)/python bench/transform.py
+	$(BIN)/python bench/wire.py
+	$(BIN)/python bench/drift.py
+	$(BIN)/python bench/sieve.py
+	$(BIN)/python bench/precision.py
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

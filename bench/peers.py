@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--fedsieve", default="", metavar="OVERRIDES", help='such as "threads=1 workers=2"')
     arguments = parser.parse_args()
     chosen: dict[Hashable, Variant] = {}
-    for name in arguments.only or [*CASES, *OTHERS]:
+    for name in arguments.only or [*(name for name, case in CASES.items() if not case.on_request), *OTHERS]:
         if name == "workers" and "workers" not in Experiment.model_fields:
             print("workers: skipped, experiments have no key `workers`")
             continue

@@ -1,6 +1,6 @@
 """What `precision: bfloat16` and `compile: true` save: training steps and evaluation of ViT-S beside plain float32.
 
-python bench/precision.py        # or: make bench; writes bench/results.json
+python bench/precision.py        # or: make bench-parts; writes bench/results.json
 
 ViT-S at 56 px with random weights and data, batches of 32. A step is forward, backward and optimizer. All of it on one
 thread and in processor time, so that other programs on the machine hardly count.

@@ -1,6 +1,6 @@
 """What sparsity saves: training steps under masks, and sensitivity, each beside what it is compared to.
 
-python bench/sieve.py            # or: make bench; writes bench/results.json
+python bench/sieve.py            # or: make bench-parts; writes bench/results.json
 
 ViT-S at 56 px with random weights and data, on all threads. A step is forward, backward and optimizer.
 """
