@@ -59,9 +59,8 @@ class Arena:
         """One run: what it says, and under "weights" the file of those it reached."""
         work = self.workload(contender)
         weights = self.folder / f"weights-{contender.kind}"
-        if contender.kind == "fedsieve" and self.overrides:
-            options["overrides"] = f"{self.overrides} {options.get('overrides', '')}".strip()
         if contender.kind == "fedsieve":
+            options["overrides"] = f"{self.overrides} {options.get('overrides', '')}".strip()
             self.caches += self.case.cold
             options["cache"] = self.folder / (f"cache-{self.caches}" if self.case.cold else "cache")
         process = self.processes.pop((contender.kind, work), None) or self._start(contender.kind, work, weights)

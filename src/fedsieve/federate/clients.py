@@ -27,12 +27,14 @@ OURS = (OSError, MemoryError, torch.OutOfMemoryError)  # these are no client's f
 NO_MEMORY = "DefaultCPUAllocator"  # how torch says it of the CPU's
 RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
 
+LocalUpdate = Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
+
 
 @dataclass
 class Clients:
     settings: ClientSettings
     seed: int
-    update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
+    update: LocalUpdate
     context: Context
     exchange: Exchange
     data_of: Callable[[int], ClientData]
@@ -82,7 +84,7 @@ class Clients:
         return update, state
 
     @cached_property
-    def _quickest_update(self) -> Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]:
+    def _quickest_update(self) -> LocalUpdate:
         return train_linear if self.update is train_client and is_linear(self.context) else self.update
 
     def _encoded(

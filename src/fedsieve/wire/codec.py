@@ -82,7 +82,7 @@ def _encode_vector(
     values, compressed = encode_values(vector.values, kind, extent.tail, compress, generator)
     codes = ENCODINGS.index(encoding), TYPES.index(kind), compressed, len(_name(name))
     length = sum(map(len, values))
-    pieces += [_padded(VECTOR.pack(*codes, 0, len(positions), length) + _name(name))]
+    pieces.append(_padded(VECTOR.pack(*codes, 0, len(positions), length) + _name(name)))
     pieces += [positions.data, _padding(len(positions))]
     pieces += [*(piece.data for piece in values), _padding(length)]
     return f"{encoding} {kind}"
