@@ -10,8 +10,8 @@ from torch import Tensor
 from fedsieve.config import Experiment, HighLoss, LocalSettings, PhaseSettings, RidgeHead
 from fedsieve.errors import InputError
 from fedsieve.federate.aggregate import WEIGHTINGS, FedAvg
-from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
-from fedsieve.federate.clients import Clients
+from fedsieve.federate.client import Context, train_client
+from fedsieve.federate.clients import Clients, LocalUpdate
 from fedsieve.federate.drift import Interference, block_ranges
 from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.masks import Masks
@@ -36,7 +36,7 @@ class Phase:
     settings: PhaseSettings
     scope: Scope  # the weights that it may change
     clients: int  # per round
-    update: Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
+    update: LocalUpdate
     aggregator: Callable[[Tensor], Aggregator]  # made anew each round, from the weights before it
     augments: bool = True  # whether clients see their images through random augmentation, where the experiment has any
     sums: Mapping[str, int] | None = None  # the lengths of what clients send, if it is not the change of their weights
