@@ -210,10 +210,10 @@ class Workbench:
         """Accuracy and loss of the model on some samples; None without samples."""
         if not len(positions):
             return None
-        if self.depth == feature_depth(self.classifier):
+        if on_features := self.depth == feature_depth(self.classifier):
             self.frozen_outputs(samples, positions, self.depth)  # of all: whoever does a job finds them in the cache
         about, own = {"part": self._part(samples), "depth": self.depth}, positions.astype(np.int64)
-        jobs = (Job("score", about, own[first : first + BATCH]) for first in range(0, len(own), BATCH))
+        jobs = (Job("score", about, own[first : first + BATCH], on_features) for first in range(0, len(own), BATCH))
         with section("evaluate"):
             return joined((np.frombuffer(answer.data, bool), answer.about["loss"]) for answer in self.ask(jobs))
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -149,8 +150,9 @@ def test_other_data_is_noticed(experiment: Maker, images: Path, tmp_path: Path) 
 @given(
     weights=st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.integers(-1, 2**31 - 1)), max_size=20),
     seen=st.lists(st.integers(-1, 500), max_size=5),
+    block=st.integers(1, 30),
 )
-def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen) -> None:
+def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen, block) -> None:
     """Weights that never changed are not in the file: they are those that the run starts from."""
     folder = tmp_path_factory.mktemp("checkpoints")
     started_from = torch.arange(float(len(weights)))
@@ -161,11 +163,14 @@ def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen) -> 
     oldest = []
     for rounds in (5, 6, 7):
         progress.rounds = rounds
-        oldest.append(save(folder, Checkpoint(progress, values, None, versions)))
+        with patch("fedsieve.runs.checkpoint.BLOCK", block):
+            oldest.append(save(folder, Checkpoint(progress, values, None, versions)))
     assert oldest == [5, 5, 6]
     assert sorted(path.name for path in folder.iterdir()) == ["00000006.safetensors", "00000007.safetensors"]
     saved, damaged = load_newest(folder)
     assert saved is not None and not damaged
+    (ever,) = (changed > 0).nonzero(as_tuple=True)
+    assert (saved.first, len(saved.vector)) == ((int(ever[0]), int(ever[-1] - ever[0]) + 1) if len(ever) else (0, 0))
     at_start = Versions(changed.clamp(max=0), torch.full((len(seen),), -1, dtype=torch.int32))
     found = saved.onto(Checkpoint(Progress(), started_from, None, at_start))
     assert found.progress == progress and found.best is None

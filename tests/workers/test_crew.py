@@ -307,6 +307,17 @@ def test_tiny_jobs_are_done_here(crew: Crew, patient: list[int], monkeypatch: py
     assert len(patient) == 20
 
 
+def test_light_jobs_are_done_here_until_they_turn_out_to_be_heavy(
+    crew: Crew, patient: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [Job("outputs", {"part": "train", "depth": 4, "first": 0}, b"", is_light=True)] * 10
+    monkeypatch.setattr(crew_module, "TINY", 1e-9)
+    here = [bytes(memoryview(answer.data).cast("B")) for answer in crew.ask(jobs)]
+    assert not patient
+    assert [bytes(memoryview(answer.data).cast("B")) for answer in crew.ask(jobs)] == here
+    assert len(patient) == 10
+
+
 def test_who_is_asked_in_the_midst_of_a_job_does_it_alone(crew: Crew) -> None:
     job = Job("outputs", {"part": "train", "depth": 4, "first": 0}, b"")
     for outer in crew.ask([job, job]):

@@ -50,7 +50,8 @@ class Clients:
         masks = self.context.masks
         is_new_mask = masks is not None and masks.settings.has_one_for_all and masks.settings.refresh == "round"
         bits = masks.shared.bits.numpy() if is_new_mask and masks is not None and masks.shared is not None else b""
-        return Job("reply", about | {"state": state and str(state)}, bits)
+        is_light = self._quickest_update is train_linear
+        return Job("reply", about | {"state": state and str(state)}, bits, is_light)
 
     def reply(self, job: Job) -> Answer:
         """A client's message, or why there is none; whatever goes wrong at a client is no more than that."""

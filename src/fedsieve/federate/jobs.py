@@ -12,6 +12,7 @@ class Job:
     do: str
     about: dict[str, Any] = field(default_factory=dict)
     data: Any = b""
+    is_light: bool = False  # whether it is likely to be done sooner than sent
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from fedsieve.federate.versions import Versions
 from fedsieve.runs.atomic import written_atomically
 
 KEPT = 2  # the newest, and the one before in case the newest is damaged
+BLOCK = 1 << 16  # weights that are looked at together
 
 
 @dataclass
@@ -55,8 +56,7 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> int:
     """Write a checkpoint and delete all but the newest ones; the rounds that were done at the oldest one left."""
     versions = checkpoint.versions
-    changed = (versions.changed > 0).numpy()  # the others are those that the run started from: a backbone, often
-    first, end = (int(changed.argmax()), len(changed) - int(changed[::-1].argmax())) if changed.any() else (0, 0)
+    first, end = _ever_changed(versions.changed.numpy())  # the others the run started from: a backbone, often
     tensors = {
         "vector": checkpoint.vector[first:end],
         "changed": _compressed(versions.changed[first:end]),
@@ -93,6 +93,15 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
         except (ValueError, KeyError, TypeError):
             damaged.append(path)
     return None, damaged
+
+
+def _ever_changed(changed: np.ndarray) -> tuple[int, int]:
+    """The first weight that ever changed and the one behind the last; by blocks, as to make a large array takes time."""
+    blocks = [first for first in range(0, len(changed), BLOCK) if changed[first : first + BLOCK].max() > 0]
+    if not blocks:
+        return 0, 0
+    in_first, in_last = (np.flatnonzero(changed[first : first + BLOCK] > 0) for first in (blocks[0], blocks[-1]))
+    return blocks[0] + int(in_first[0]), blocks[-1] + int(in_last[-1]) + 1
 
 
 def _compressed(numbers: Tensor) -> Tensor:

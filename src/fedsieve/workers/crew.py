@@ -108,7 +108,7 @@ class Crew:
             return
         self._asking, self._took = True, []
         kind, jobs = (first.do, self.bench.begun), chain([first], jobs)
-        is_tiny = self.pace.get(kind, TINY) < TINY
+        is_tiny = self.pace.get(kind, 0.0 if first.is_light else TINY) < TINY
         try:
             yield from map(self._done_here, jobs) if is_tiny else self._gathered(jobs)
         except BaseException:
