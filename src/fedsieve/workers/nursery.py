@@ -90,20 +90,26 @@ def work(
     said = set(bench.noted)  # also by the main process
     while True:
         try:
-            about, payload = receive(server)
+            _do_next(server, twin, slots, said)
         except EOFError:
             return
-        answer: dict[str, Any] = {}
-        result: Any = b""
-        try:
-            done = twin.do(Job(about["do"], about["about"], payload), about["weights"])
-            answer, result = {"about": done.about}, memoryview(done.data).cast("B")
-        except Exception as error:
-            answer = {"failed": reason_of(error)}
-        answer["seconds"] = twin.take_seconds()
-        answer["notes"] = {topic: text for topic, text in bench.noted.items() if topic not in said}
-        said |= bench.noted.keys()
-        send(server, answer, result, slots[about["slot"]])
+
+
+def _do_next(server: socket.socket, twin: Twin, slots: list[SharedBuffer], said: set[str]) -> None:
+    """The next job; when this returns, the memory of its result is free for the one after it."""
+    about, payload = receive(server)
+    answer: dict[str, Any] = {}
+    result: Any = b""
+    try:
+        done = twin.do(Job(about["do"], about["about"], payload), about["weights"])
+        answer, result = {"about": done.about}, memoryview(done.data).cast("B")
+    except Exception as error:
+        answer = {"failed": reason_of(error)}
+    noted = twin.bench.noted
+    answer["seconds"] = twin.take_seconds()
+    answer["notes"] = {topic: text for topic, text in noted.items() if topic not in said}
+    said |= noted.keys()
+    send(server, answer, result, slots[about["slot"]])
 
 
 def _die_with_parent() -> None:

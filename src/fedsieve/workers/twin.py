@@ -80,8 +80,9 @@ class Twin:
     def _begin_round(self, job: Job) -> None:
         assert self.clients is not None
         if self.clients.broadcast is None:
-            settings = self.phases[self.at.phase].settings
-            weights = self.clients.context.scope.read()
+            settings, ranges = self.phases[self.at.phase].settings, self.clients.context.scope.ranges
+            parts = [self.shared[start:stop] for start, stop in ranges]  # which nobody writes to during a round
+            weights = (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.bench.device)
             self.clients.broadcast = Broadcast(settings.name, job.about["round"], settings.rounds, weights)
         if len(job.data):
             self.clients.take_mask(job.data)
