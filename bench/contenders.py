@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -33,19 +34,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from workload import Workload, as_experiment, evaluate, set_tensors, train, trained_tensors
 
 from fedsieve.experiment import run
+from fedsieve.federate.jobs import Job
+from fedsieve.model.features import feature_depth
 from fedsieve.workbench import Observer
 from fedsieve.workers.crew import Crew
 
 STARTED = time.perf_counter()
-FORWARD_BATCHES = (25, 50, 100, 250, 500)
+FORWARD_BATCHES = (25, 50, 100, 250)
 
 
 @dataclass(frozen=True)
 class Options:
     threads: int = 2  # of each process
     processes: int = 1
-    rounds: int = sys.maxsize  # for a quick try: only the first rounds,
-    clients: int = sys.maxsize  # each with its first clients
     overrides: str = ""  # of fedsieve's experiment, such as "threads=1 workers=2"
     cache: str = ""  # fedsieve's folder of features
     reached: str = ""  # the weights that fedsieve reached, for `masked`
@@ -88,7 +89,7 @@ class Stopwatch:
 def load(file: Path, options: Options) -> Workload:
     """The work at hand, with torch set up for it and warm: its first optimizer imports for more than a second."""
     torch.set_num_threads(options.threads)
-    work = Workload.load(file).shortened(options.rounds, options.clients)
+    work = Workload.load(file)
     train(work.network, (work.inputs, work.labels), [[torch.arange(16)]], {"lr": 0.0})
     work.network.zero_grad()
     return work
@@ -280,7 +281,6 @@ def fedsieve(file: Path, options: Options) -> Outcome:
     if file.exists():
         load(file, options)  # to be as warm as the others
     settings = json.loads(file.with_suffix(".json").read_text())
-    settings["phases"][0]["rounds"] = min(options.rounds, settings["phases"][0]["rounds"])
     timing = Timing()
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -296,9 +296,11 @@ _make_crew = Crew.__init__
 
 
 def _wait_for_workers(crew: Crew, *arguments: Any) -> None:
-    """Nobody's start is measured."""
+    """Nobody's start is measured, and everybody's processes have seen the network before, as after `load`."""
     _make_crew(crew, *arguments)
     crew.wait()
+    about = {"part": "train", "depth": feature_depth(crew.bench.classifier), "first": 0}
+    list(crew.ask([Job("outputs", about, np.arange(16))] * crew.size))
 
 
 # ------------------------------------------------------------------------------------------- command

@@ -15,13 +15,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, Bar, Case, Contender, Variant, provenance
+from cases import CASES, Bar, Case, Contender, provenance
 from safetensors.torch import load_file
 from scale import clients, memory, start
 from tables import keep, show
@@ -31,6 +31,7 @@ from workload import Workload, make_workload, trained_tensors
 from fedsieve.config import Experiment
 
 CLOSE, CLOSE_TO_CHANGE = 1e-4, 0.01  # how far weights may be apart: each, and all together beside how far they went
+LITTLE, TIMES = 2.0, 3  # seconds, and how often to spend them in a turn
 Result = dict[str, Any]
 
 
@@ -55,9 +56,9 @@ class Arena:
             self.made[name] = path
         return self.made[name]
 
-    def run(self, contender: Contender, **options: Any) -> Result:
+    def run(self, contender: Contender) -> Result:
         """One run: what it says, and under "weights" the file of those it reached."""
-        work = self.workload(contender)
+        work, options = self.workload(contender), dict(contender.options)
         weights = self.folder / f"weights-{contender.kind}"
         if contender.kind == "fedsieve":
             options["overrides"] = f"{self.overrides} {options.get('overrides', '')}".strip()
@@ -93,34 +94,27 @@ class Arena:
         for process in self.processes.values():
             process.communicate()
 
-    def fastest(self, contender: Contender) -> dict[str, Any]:
-        """The variant that is fastest in a short try."""
-        rounds, clients = self.case.short
-        return min(
-            contender.variants, key=lambda one: self.run(contender, **one, rounds=rounds, clients=clients)["seconds"]
-        )
 
-
-def meet(case: Case, runs: int, overrides: str, chosen: dict[Hashable, Variant], say: Callable[[str], None]) -> Result:
+def meet(case: Case, runs: int, overrides: str, say: Callable[[str], None]) -> Result:
     """All contenders in turns, so that a slow moment of the machine hits all of them; what each reached is checked.
 
-    `chosen` remembers which variants were the fastest, for work of the same kind.
+    Who takes little time takes it several times in a turn, the median of which counts.
     """
     with tempfile.TemporaryDirectory() as folder, closing(Arena(Path(folder), case, overrides)) as arena:
         found: dict[str, Result] = {}
         for name, contender in case.contenders.items():
-            known = (contender.kind, str(contender.variants), case.title if case.on_features else "images")
-            if known not in chosen:
-                chosen[known] = arena.fastest(contender) if len(contender.variants) > 1 else contender.variants[0]
-            found[name] = {"options": chosen[known], "values": [], "start": [], "more": []}
+            found[name] = {"options": contender.options, "values": [], "start": [], "more": []}
             if contender.warm:
-                arena.run(contender, **chosen[known])
+                arena.run(contender)
         expected: dict[str, Tensor] | None = None
         for turn in range(runs):
             for name, contender in case.contenders.items():
-                said, one = arena.run(contender, **found[name]["options"]), found[name]
+                said, one = arena.run(contender), found[name]
                 reached = load_file(said.pop("weights"))
-                one["values"].append(said.pop("seconds"))
+                seconds = [said.pop("seconds")]
+                while seconds[0] < LITTLE and len(seconds) < TIMES:
+                    seconds.append(arena.run(contender)["seconds"])
+                one["values"].append(statistics.median(seconds))
                 one["start"].append(said.pop("start"))
                 one["more"].append(said)
                 say(f"  turn {turn + 1}: {name}, {one['values'][-1]:.3f} s")
@@ -138,7 +132,8 @@ def compare(
     """How far a contender's weights are from fedsieve's; under a mask, its own from those of plain masked steps."""
     work = arena.workload(contender)
     if contender.settings is not None:
-        said = arena.run(Contender("masked", settings=contender.settings), reached=arena.folder / "weights-fedsieve")
+        options = {"reached": arena.folder / "weights-fedsieve"}
+        said = arena.run(Contender("masked", options, contender.settings))
         return {"frozen": said["frozen"], **distance(work, reached, load_file(said["weights"]))}
     return distance(work, reached, expected) if expected is not None else {}
 
@@ -183,14 +178,13 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each contender; results of at least 3 are kept")
     parser.add_argument("--fedsieve", default="", metavar="OVERRIDES", help='such as "threads=1 workers=2"')
     arguments = parser.parse_args()
-    chosen: dict[Hashable, Variant] = {}
     for name in arguments.only or [*(name for name, case in CASES.items() if not case.on_request), *OTHERS]:
         if name == "workers" and "workers" not in Experiment.model_fields:
             print("workers: skipped, experiments have no key `workers`")
             continue
         print(f"{name} …", flush=True)
         if name in CASES:
-            result = meet(CASES[name], arguments.runs, arguments.fedsieve, chosen, partial(print, flush=True))
+            result = meet(CASES[name], arguments.runs, arguments.fedsieve, partial(print, flush=True))
         else:
             result = OTHERS[name](arguments.runs, arguments.fedsieve)
             result["bars"] = judge(result["bars"], result["contenders"])

@@ -19,7 +19,7 @@ import yaml
 from cases import EVALUATE, LOCAL, Bar, dense, provenance
 
 HERE = Path(__file__).parent
-COUNTS, PER_ROUND = (100, 1_000, 10_000, 100_000), (10, 30, 100)
+COUNTS, PER_ROUND = (100, 3_000, 100_000), (10, 30, 100)
 IMAGES, SIDE = 200_000, 8
 ROUNDS = 50
 MEGABYTE = 1e6

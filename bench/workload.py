@@ -6,7 +6,7 @@ folder, so that contenders in processes of their own read the same.
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ class Workload:
 
     def data_of(self, client: int) -> tuple[Tensor, Tensor]:
         return self.inputs[self.clients[client]], self.labels[self.clients[client]]
-
-    def shortened(self, rounds: int, clients: int) -> "Workload":
-        """The first rounds, each with its first clients."""
-        return replace(self, rounds=[dict(list(one.items())[:clients]) for one in self.rounds[:rounds]])
 
     def save(self, path: Path) -> None:
         torch.save(vars(self), path)

@@ -96,7 +96,7 @@ def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
 
 
 def _ever_changed(changed: np.ndarray) -> tuple[int, int]:
-    """The first weight that ever changed and the one behind the last; by blocks, as a large array takes time to make."""
+    """The first weight that ever changed and the one behind the last; by blocks: large arrays take time to make."""
     blocks = [first for first in range(0, len(changed), BLOCK) if changed[first : first + BLOCK].max() > 0]
     if not blocks:
         return 0, 0
