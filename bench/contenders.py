@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -279,7 +280,7 @@ def fedsieve(file: Path, options: Options) -> Outcome:
     """The experiment itself, from beside the workload."""
     os.environ["FEDSIEVE_CACHE"] = options.cache
     if file.exists():
-        load(file, options)  # to be as warm as the others
+        _warm_up(file)
     settings = json.loads(file.with_suffix(".json").read_text())
     timing = Timing()
     with tempfile.TemporaryDirectory() as folder:
@@ -290,6 +291,12 @@ def fedsieve(file: Path, options: Options) -> Outcome:
         weights = load_file(Path(folder) / "run" / "model.safetensors")
     more = {"whole run": whole, "median round": statistics.median(timing.rounds), "bytes up": result["bytes_up"]}
     return timing.watch.outcome(weights, **more)
+
+
+@cache
+def _warm_up(file: Path) -> None:
+    """To be as warm as the others."""
+    load(file, Options())
 
 
 _make_crew = Crew.__init__
