@@ -39,7 +39,7 @@ bench/.venv/bin/python:
 	$(PYTHON) -m venv bench/.venv
 
 bench/.venv/installed: bench/.venv/bin/python pyproject.toml bench/requirements.txt
-	bench/$(BIN)/python -m pip install --quiet --no-compile --editable . --requirement bench/requirements.txt
+	bench/$(BIN)/python -m pip install --quiet --editable . --requirement bench/requirements.txt
 	touch $@
 
 clean:
