@@ -226,7 +226,7 @@ def masked(file: Path, options: Options) -> Outcome:
 
     def put_back(*_: Any) -> None:
         for name, one in trained_tensors(work.network).items():
-            one[frozen[name]] = start[name][frozen[name]]
+            one.copy_(torch.where(frozen[name], start[name], one))
 
     hook = register_optimizer_step_post_hook(put_back)
     seconds, sums = trained_share(work, 0, start, slice(None))
