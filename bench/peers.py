@@ -24,7 +24,7 @@ from typing import Any
 from cases import CASES, Bar, Case, Contender, provenance
 from safetensors.torch import load_file
 from scale import clients, memory, start
-from tables import keep, show
+from tables import keep, show, show_all_bars
 from torch import Tensor
 from workload import Workload, make_workload, trained_tensors
 
@@ -178,6 +178,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="of each contender; results of at least 3 are kept")
     parser.add_argument("--fedsieve", default="", metavar="OVERRIDES", help='such as "threads=1 workers=2"')
     arguments = parser.parse_args()
+    results: dict[str, Result] = {}
     for name in arguments.only or [*(name for name, case in CASES.items() if not case.on_request), *OTHERS]:
         if name == "workers" and "workers" not in Experiment.model_fields:
             print("workers: skipped, experiments have no key `workers`")
@@ -189,8 +190,10 @@ def main() -> None:
             result = OTHERS[name](arguments.runs, arguments.fedsieve)
             result["bars"] = judge(result["bars"], result["contenders"])
         show(name, result)
+        results[name] = result
         if arguments.runs >= 3:
             keep(name, result)
+    show_all_bars(results)
 
 
 if __name__ == "__main__":

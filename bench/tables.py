@@ -15,12 +15,23 @@ VERSIONS = ("fedsieve", "torch", "flwr", "ray", "pfl")
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    print(f"\n{name}: {result['title']}")
+    print(f"\n{name}: {result['title']} ({result['data']})")
     for contender, *cells in lines(result):
         print(f"  {contender:36} {cells[0]:>26}  {'  '.join(cells[1:])}")
     for bar in result["bars"]:
-        print(f"  {'met   ' if bar['met'] else 'MISSED'} {judgement(bar, result['unit'])}")
+        print(f"  {marked(bar, result['unit'])}")
     print(flush=True)
+
+
+def show_all_bars(results: dict[str, dict[str, Any]]) -> None:
+    """Every bar of every case, at the end of a long run."""
+    for name, result in results.items():
+        for bar in result["bars"]:
+            print(f"{name:9} {marked(bar, result['unit'])}")
+
+
+def marked(bar: dict[str, Any], unit: str) -> str:
+    return f"{'met   ' if bar['met'] else 'MISSED'} {judgement(bar, unit)}"
 
 
 def lines(result: dict[str, Any]) -> list[list[str]]:
