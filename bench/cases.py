@@ -20,7 +20,6 @@ CIFAR = ASSETS / "data" / "cifar-100-python"
 WEIGHTS = ASSETS / "weights" / "dinov2_vits14_focus_fp16.safetensors"
 
 Settings = dict[str, Any]
-Options = dict[str, Any]  # of a contender
 ONE_BY_TWO, TWO_BY_ONE, ONE_BY_ONE = (
     {"processes": processes, "threads": threads} for processes, threads in ((1, 2), (2, 1), (1, 1))
 )
@@ -47,7 +46,7 @@ class Contender:
     """Who does it, and how; with `settings` an experiment of its own instead of the case's."""
 
     kind: str  # a name in contenders.py
-    options: Options = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # those of contenders.py
     settings: Callable[[Path], Settings] | None = None
     warm: bool = False  # whether a run that is not counted fills fedsieve's cache first
 
@@ -176,7 +175,7 @@ def small_rounds(_: Path) -> Settings:
 ROWS = {"unit": "row", "sparsity": 0.9, "rule": "random", "scope": "server"}
 LAST_BLOCKS = {"blocks": [8, 9, 10, 11]}
 FEDSIEVE = Contender("fedsieve")
-FLOWER, PFL = Contender("flower", TWO_BY_ONE), Contender("pfl", TWO_BY_ONE)  # one by two was slower
+FLOWER, PFL = Contender("flower", TWO_BY_ONE), Contender("pfl", TWO_BY_ONE)  # one by two was not faster
 ON_FEATURES = {  # too little work for two cores
     "fedsieve": Contender("fedsieve", warm=True),
     "bare": Contender("bare", ONE_BY_ONE),

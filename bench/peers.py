@@ -28,8 +28,6 @@ from tables import keep, show, show_all_bars
 from torch import Tensor
 from workload import Workload, make_workload, trained_tensors
 
-from fedsieve.config import Experiment
-
 CLOSE, CLOSE_TO_CHANGE = 1e-4, 0.01  # how far weights may be apart: each, and all together beside how far they went
 LITTLE, TIMES = 2.0, 3  # seconds, and how often to spend them in a turn
 Result = dict[str, Any]
@@ -180,9 +178,6 @@ def main() -> None:
     arguments = parser.parse_args()
     results: dict[str, Result] = {}
     for name in arguments.only or [*(name for name, case in CASES.items() if not case.on_request), *OTHERS]:
-        if name == "workers" and "workers" not in Experiment.model_fields:
-            print("workers: skipped, experiments have no key `workers`")
-            continue
         print(f"{name} …", flush=True)
         if name in CASES:
             result = meet(CASES[name], arguments.runs, arguments.fedsieve, partial(print, flush=True))
