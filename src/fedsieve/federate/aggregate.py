@@ -47,8 +47,7 @@ class FedAvg:
 def averaged(weights: Tensor, sum: Tensor, total: Tensor) -> Tensor:
     """weights + sum / total, computed in float64; where the sum is 0, the weights to the bit.
 
-    It takes the place of the sum, piece by piece behind what is still to be read: new memory takes longer to get than
-    all of this to compute.
+    It takes the place of the sum, piece by piece behind what is still to be read, and so needs no memory of its own.
     """
     after = sum.view(torch.float32)[: len(weights)]
     total = total.masked_fill(total == 0, 1.0)  # nobody's weight: its sum is 0
