@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -161,7 +162,8 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Crew, int], 
             hand_out(self, waiting)
             times += 1
             for pid in whom(self, times):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # killed before, which the crew has not heard of yet
+                    os.kill(pid, signal.SIGKILL)
 
         monkeypatch.setattr(Crew, "_hand_out", then_kill)
 
