@@ -24,7 +24,7 @@ from fedsieve.randomness import numpy_generator
 from fedsieve.workbench import Observer, Workbench
 
 Epochs = list[list[Tensor]]  # of one client in one round: the batches of each epoch, as positions among its samples
-EVALUATION_BATCH = 500
+EVALUATION_BATCH = 100
 
 
 @dataclass(frozen=True)

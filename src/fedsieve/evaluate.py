@@ -20,9 +20,11 @@ class Score:
 
 
 @torch.no_grad()
-def score_batch(network: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor) -> tuple[Tensor, float]:
-    """Whether `network` is right about each of these samples, and the sum of its cross-entropies."""
-    scores = network(inputs).float()
+def score_batch(
+    network: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, at_once: int = BATCH
+) -> tuple[Tensor, float]:
+    """Whether `network`, given so many samples at once, is right about each, and the sum of its cross-entropies."""
+    scores = torch.cat([network(part) for part in inputs.split(at_once)]).float()
     truth = labels.to(scores.device)
     loss = nn.functional.cross_entropy(scores, truth, reduction="sum").double()
     return (scores.argmax(dim=1) == truth).cpu(), float(loss)

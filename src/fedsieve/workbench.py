@@ -29,13 +29,13 @@ from fedsieve.federate.client import ClientData
 from fedsieve.federate.jobs import Answer, Ask, Desk, Job
 from fedsieve.model.classifier import Classifier, build_classifier
 from fedsieve.model.compiled import compile_blocks
-from fedsieve.model.features import BATCH as OUTPUTS
 from fedsieve.model.features import (
     batch_outputs,
     feature_depth,
     frozen_depth,
     frozen_fingerprint,
     frozen_outputs,
+    images_at_once,
     network_behind,
     too_large_to_keep,
 )
@@ -183,7 +183,7 @@ class Workbench:
         first, depth = job.about["first"], job.about["depth"]
         own = positions if len(positions) else np.arange(len(samples))
         with section("features"):
-            batch = samples.images[torch.from_numpy(own[first : first + OUTPUTS])].to(self.device)
+            batch = samples.images[torch.from_numpy(own[first : first + images_at_once(self.device)])].to(self.device)
             rows = batch_outputs(self.classifier, depth, self.transform.evaluation(batch), self.precision)
         return Answer({}, rows.numpy())
 
@@ -224,11 +224,12 @@ class Workbench:
         own = torch.from_numpy(positions)
         with section("evaluate"):
             network = partial(forward, self.network(depth).eval(), precision=self.precision)
+            at_once = len(own) if depth == feature_depth(self.classifier) else images_at_once(self.device)
             if depth:
                 inputs = self.frozen_outputs(samples, positions, depth)(torch.arange(len(own)))
             else:
                 inputs = self.transform.evaluation(samples.images[own].to(self.device))
-            correct, loss = score_batch(network, inputs, samples.labels[own])
+            correct, loss = score_batch(network, inputs, samples.labels[own], at_once)
         return Answer({"loss": loss}, correct.numpy())
 
     def test_score(self) -> Score | None:

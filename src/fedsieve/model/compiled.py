@@ -1,9 +1,10 @@
 """`compile: true`: the blocks of a ViT run as machine code that torch.compile makes for them.
 
 Blocks are compiled, not the whole network: they are alike, so one piece of code serves all of them, and making it takes
-half of the time or less. Sizes are left open, so that a smaller last batch needs no code of its own, and so that the
-bits of a result do not depend on which size came first (a run may be resumed anywhere). Only a batch of one image has
-its own.
+half of the time or less. The last block is left as it is: it computes the class token alone, would need code of its own
+for that, and is a fraction of the others' work. Sizes are left open, so that a smaller last batch needs no code of its
+own, and so that the bits of a result do not depend on which size came first (a run may be resumed anywhere). Only a
+batch of one image has its own.
 """
 
 import torch
@@ -26,7 +27,7 @@ def compile_blocks(network: nn.Module, device: str) -> None:
 
     torch._dynamo.config.cache_size_limit = VARIANTS
     symbolic_shapes.use_duck_shape = False  # else code for as many images as tokens would be good for nothing else
-    for block in blocks:
+    for block in blocks[:-1]:
         block.compile(dynamic=True, backend=BACKEND)
 
 

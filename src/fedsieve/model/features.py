@@ -22,14 +22,22 @@ from fedsieve.model.classifier import Classifier, Tail
 from fedsieve.model.vit import ViT
 from fedsieve.precision import Precision, forward
 
-VERSION = 2  # to be raised when transforms or networks compute something else from the same settings
-BATCH = 250  # fixed, so that the same images have the same outputs to the last bit
-BATCHES_PER_BLOCK = 4
+VERSION = 3  # to be raised when transforms or networks compute something else from the same settings
+BLOCK = 1000  # rows that are written at a time
 
 
 def feature_depth(model: Classifier) -> int:
     """The depth at which only the head is left."""
     return 1 + len(getattr(model.backbone, "blocks", ()))
+
+
+def images_at_once(device: str) -> int:
+    """How many images a network is given at a time where none are trained on.
+
+    On a CPU few enough for its caches to hold what is computed of them, on a GPU enough to keep it busy. Always the
+    same, so that the same images have the same outputs to the last bit.
+    """
+    return 100 if device == "cpu" else 500
 
 
 def frozen_depth(model: Classifier, active: Iterable[str]) -> int:
@@ -62,8 +70,7 @@ def frozen_part(model: Classifier, depth: int) -> Callable[[Tensor], Tensor]:
         return model.backbone
     assert isinstance(model.backbone, ViT)
     backbone = model.backbone
-    kept = None if depth < len(backbone.blocks) else 1  # behind the last block the class token is all it takes
-    return lambda images: backbone.first_blocks(images, depth)[:, :kept].flatten(1)
+    return lambda images: backbone.first_blocks(images, depth).flatten(1)
 
 
 def _row_width(model: Classifier, depth: int) -> int:
@@ -92,7 +99,7 @@ def frozen_fingerprint(model: Classifier, depth: int) -> str:
 
 @torch.no_grad()
 def batch_outputs(model: Classifier, depth: int, images: Tensor, precision: Precision = "float32") -> Tensor:
-    """The output at `depth` for a batch of `BATCH` images or, at the end, fewer; one row each."""
+    """The output at `depth` for `images_at_once` images or, at the end, fewer; one row each."""
     model.eval()
     return forward(frozen_part(model, depth), images, precision).float().cpu().contiguous()
 
@@ -120,12 +127,12 @@ def frozen_outputs(
 
     def blocks(first: int) -> Iterator[np.ndarray]:
         block: list[np.ndarray] = []
-        starts = range(first, count, BATCH)
+        starts = range(first, count, images_at_once(device))
         for start, rows in zip(starts, compute(starts), strict=True):
             block.append(rows.reshape(-1, columns).copy())
             done = start + len(block[-1])
-            if len(block) == BATCHES_PER_BLOCK or done == count:
-                progress(done, count)
+            progress(done, count)
+            if done % BLOCK == 0 or done == count:
                 yield np.concatenate(block)
                 block.clear()
 

@@ -49,13 +49,14 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, kept: int | None = None) -> Tensor:
+        """What all tokens have to say to the first `kept` of them (None: to all)."""
         batch, length, width = tokens.shape
         query, key, value = (
             self.qkv(tokens).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
         )
-        mixed = F.scaled_dot_product_attention(query, key, value)
-        return self.proj(mixed.transpose(1, 2).reshape(batch, length, width))
+        mixed = F.scaled_dot_product_attention(query[:, :, :kept], key, value)
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -87,8 +88,9 @@ class Block(nn.Module):
         self.mlp = Mlp(shape.width, shape.hidden)
         self.ls2 = LayerScale(shape.width) if shape.layer_scale else nn.Identity()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        tokens = tokens + self.ls1(self.attn(self.norm1(tokens)))
+    def forward(self, tokens: Tensor, kept: int | None = None) -> Tensor:
+        """The first `kept` tokens behind this block (None: all)."""
+        tokens = tokens[:, :kept] + self.ls1(self.attn(self.norm1(tokens), kept))
         return tokens + self.ls2(self.mlp(self.norm2(tokens)))
 
 
@@ -117,14 +119,27 @@ class ViT(nn.Module):
         return tokens
 
     def first_blocks(self, images: Tensor, count: int) -> Tensor:
-        """The tokens behind the first `count` blocks."""
+        """The tokens behind the first `count` blocks; behind all of them the class token alone."""
+        if count == len(self.blocks):
+            return through_last_blocks(self.blocks, self.embed(images))
         tokens = self.embed(images)
         for block in self.blocks[:count]:
             tokens = block(tokens)
         return tokens
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.norm(self.first_blocks(images, len(self.blocks))[:, 0])  # the other tokens are not needed
+        return self.norm(self.first_blocks(images, len(self.blocks))[:, 0])
+
+
+def through_last_blocks(blocks: nn.ModuleList, tokens: Tensor) -> Tensor:
+    """The class token behind a ViT's last blocks.
+
+    It is all that is used behind them, so the last block computes no other. For 17 tokens that leaves out 70% of its
+    multiplications, forward and backward: 6% of those of 12 blocks, and 17% of those of the last 4.
+    """
+    for number, block in enumerate(blocks, start=1):
+        tokens = block(tokens, kept=1 if number == len(blocks) else None)
+    return tokens[:, :1]
 
 
 @torch.no_grad()
