@@ -21,7 +21,7 @@ class Score:
 
 @torch.no_grad()
 def score_batch(
-    network: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, at_once: int = BATCH
+    network: Callable[[Tensor], Tensor], inputs: Tensor, labels: Tensor, at_once: int
 ) -> tuple[Tensor, float]:
     """Whether `network`, given so many samples at once, is right about each, and the sum of its cross-entropies."""
     scores = torch.cat([network(part) for part in inputs.split(at_once)]).float()
