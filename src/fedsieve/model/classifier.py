@@ -12,7 +12,7 @@ from fedsieve.config import Experiment, MlpHead
 from fedsieve.errors import InputError
 from fedsieve.model.backbone import Backbone, describe, from_description, load_backbone
 from fedsieve.model.checkpoint import fill
-from fedsieve.model.vit import ViT, through_last_blocks
+from fedsieve.model.vit import ViT, through
 from fedsieve.randomness import torch_generator
 
 
@@ -42,7 +42,7 @@ class Tail(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         tokens = rows.view(len(rows), -1, self.width)
-        return self.head(self.norm(through_last_blocks(self.blocks, tokens)[:, 0]))
+        return self.head(self.norm(through(self.blocks, tokens, to_the_end=True)[:, 0]))
 
 
 def make_head(width: int, classes: int, hidden: int | None) -> nn.Module:
