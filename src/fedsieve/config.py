@@ -427,6 +427,18 @@ class AnalyzeSettings(Settings):
     level: Literal["none", "basic", "blocks"] = "basic"
 
 
+class ExpectSettings(Settings):
+    """What a publication reports for this experiment: shown beside its result, and without influence on the run."""
+
+    source: str
+    test_accuracy: float | None = Field(None, ge=0, le=1)
+    val_accuracy: float | None = Field(None, ge=0, le=1)
+    assumed: str | None = None  # what the publication leaves open or contradicts, and what was taken
+
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
 class Experiment(Settings):
     """The whole file."""
 
@@ -443,6 +455,8 @@ class Experiment(Settings):
     wire: WireSettings = WireSettings()
     analyze: AnalyzeSettings = AnalyzeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    track: Annotated[tuple[Tracker, ...], FromList] = ()
+    expect: ExpectSettings | None = None
 
     @field_validator("workers", "threads", mode="before")
     @classmethod
@@ -539,8 +553,12 @@ class Experiment(Settings):
         return workers, max(1, cores // workers) if self.threads == "auto" else self.threads
 
     def same_outcome(self, other: "Experiment") -> bool:
-        """Whether the other experiment ends in the same model, to the bit: how many work at it does not matter."""
-        return self.model_copy(update={"workers": 1}) == other.model_copy(update={"workers": 1})
+        """Whether the other experiment ends in the same model, to the bit."""
+        return self.outcome() == other.outcome()
+
+    def outcome(self) -> "Experiment":
+        """Only what the model depends on: who works at it, who watches and what is expected of it do not matter."""
+        return self.model_copy(update={"workers": 1, "track": (), "expect": None})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110)

@@ -49,8 +49,8 @@ class RunFolder:
             return
         earlier = parse_experiment(file.read_text(), str(file))
         if not earlier.same_outcome(self.experiment):
-            here = self.experiment.model_copy(update={"workers": earlier.workers})
-            key, old, new = _first_difference(earlier.model_dump(mode="json"), here.model_dump(mode="json"))
+            there, here = (one.outcome().model_dump(mode="json") for one in (earlier, self.experiment))
+            key, old, new = _first_difference(there, here)
             raise InputError(
                 f"--out {self.path} holds a different run ({key} is {old} there, {new} here); give another folder"
             )

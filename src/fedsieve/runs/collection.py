@@ -1,0 +1,80 @@
+"""Several runs side by side: where they are, what differs between their settings, which repeat one another."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedsieve.config import Experiment
+from fedsieve.errors import InputError
+from fedsieve.runs.folder import read_experiment, read_metrics, read_result
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder says; `result` is None as long as it is not finished."""
+
+    path: Path
+    experiment: Experiment
+    metrics: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+    @property
+    def seed(self) -> int:
+        return self.experiment.seed
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """All that the outcome depends on, by dotted key."""
+        unimportant = {"workers", "threads", "track", "expect"}
+        return flat(self.experiment.model_dump(mode="json", exclude=unimportant))
+
+
+def read_run(path: Path) -> Run:
+    experiment, metrics = read_experiment(path), read_metrics(path)
+    return Run(path, experiment, metrics, read_result(path) if (path / "result.json").exists() else None)
+
+
+def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The runs at or below these paths, and a line about each path that holds none."""
+    runs: dict[Path, Run] = {}
+    problems = []
+    for path in paths:
+        below = sorted(file.parent for file in path.rglob("experiment.yaml")) if path.is_dir() else []
+        if not below:
+            state = "holds no run (no experiment.yaml in it or below)" if path.is_dir() else "is no folder"
+            problems.append(f"{path} {state}; give the folder of a run, or one with runs in it")
+        for folder in below:
+            try:
+                runs.setdefault(folder.resolve(), read_run(folder))
+            except InputError as error:
+                problems.append(str(error))
+    return list(runs.values()), problems
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """The dotted keys whose values are not the same in all runs, the seed aside."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key != "seed")
+    return [key for key in keys if len({as_text(run.settings.get(key)) for run in runs}) > 1]
+
+
+def grouped(runs: Sequence[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Runs with the same values of these keys, as text; the seeds of one experiment, say."""
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(as_text(run.settings.get(key)) for key in by), []).append(run)
+    return groups
+
+
+def flat(value: Any, key: str = "") -> dict[str, Any]:
+    """Nested settings by dotted key, as overrides name them: `phases.0.local.lr`."""
+    items = list(value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ())
+    if not items:
+        return {key: value}
+    return {name: leaf for part, inner in items for name, leaf in flat(inner, f"{key}.{part}".lstrip(".")).items()}
+
+
+def as_text(value: Any) -> str:
+    return "–" if value is None else value if isinstance(value, str) else json.dumps(value)
