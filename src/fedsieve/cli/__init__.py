@@ -1,0 +1,45 @@
+"""The commands: parse, call, print. What they call is imported when it is needed, so that --help is quick."""
+
+import sys
+from typing import Any
+
+import typer
+
+from fedsieve.cli import run, show
+from fedsieve.cli.cache import cache_app
+from fedsieve.cli.mask import mask_app
+from fedsieve.errors import InputError, RunError
+
+app = typer.Typer(
+    help="Federated sparse fine-tuning of pretrained vision models.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (run.run, show.presets, show.show, show.split, run.evaluate, run.export, run.demo):
+    app.command()(command)
+app.add_typer(mask_app, name="mask")
+app.add_typer(cache_app, name="cache")
+
+USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer brings its own copy of click, or uses the installed one
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """The program `fedsieve`: 0 if all went well, 2 for bad input, 1 for a run that failed."""
+    try:
+        code = typer.main.get_command(app).main(arguments, prog_name="fedsieve", standalone_mode=False)
+    except InputError as error:
+        code = _fail(str(error), 2)
+    except (RunError, OSError) as error:  # a full disk, say
+        code = _fail(str(error), 1)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except USAGE_ERROR as error:
+        code = _fail(f"{error.format_message()} See 'fedsieve --help'.", 2)
+    if code == 130:  # typer has swallowed Ctrl-C
+        _fail("interrupted; the same command with --out (and --resume, for a run) goes on", 130)
+    sys.exit(code or 0)
+
+
+def _fail(message: str, code: int) -> int:
+    print("error: " + " ".join(message.split()), file=sys.stderr)
+    return code

@@ -1,0 +1,33 @@
+"""What the commands share: arguments, the terminal, names of new folders."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+ExperimentArgument = Annotated[
+    str, typer.Argument(metavar="EXPERIMENT", help="A preset's name (see `fedsieve presets`) or a YAML file.")
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Changes to it: clients.count=20 phases.0.rounds=5"),
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
+
+
+def console(stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, stderr=stderr)  # paths and class names may hold brackets
+
+
+def new_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, NAME-3, … that is not there yet."""
+    folder, number = Path("runs") / name, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{name}-{number}", number + 1
+    return folder

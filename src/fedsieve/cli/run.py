@@ -1,0 +1,81 @@
+"""Commands that run an experiment, and what one does with a finished run."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, RunArgument, console, new_folder
+from fedsieve.errors import InputError
+
+
+def run(
+    experiment: ExperimentArgument,
+    overrides: OverridesArgument = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder under runs/.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="End with a table of where the time went.")] = False,
+) -> None:
+    """Run an experiment, and write its metrics, model and result to a folder."""
+    started = time.perf_counter()
+    from fedsieve.experiment_file import load_experiment
+
+    settings = load_experiment(experiment, overrides or [])
+    if resume and out is None:
+        raise InputError("--resume needs to know which run to go on with; add --out DIR")
+    folder = out or new_folder(Path(experiment).stem)
+    from fedsieve.experiment import run as run_experiment
+    from fedsieve.report.progress import ProgressBar
+    from fedsieve.report.tables import result_table, spread_over_clients, times_table
+    from fedsieve.workbench import SYNCHRONIZE
+
+    if profile:
+        os.environ[SYNCHRONIZE] = "1"
+    loaded = time.perf_counter() - started
+    terminal = console()
+    with ProgressBar(terminal, f"{experiment} into {folder}") as bar:
+        result = run_experiment(settings, folder, resume, bar)
+    terminal.print(result_table(result))
+    if result.get("clients"):
+        terminal.print(spread_over_clients(result["clients"]), soft_wrap=True)
+    if profile and bar.times is not None:  # else the run was finished before
+        terminal.print(times_table(bar.times, loaded))
+    terminal.print(f"written to {folder}", soft_wrap=True)
+
+
+def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
+    """Score a finished run's model again, on its validation and test sets."""
+    from fedsieve.experiment import evaluate_run
+    from fedsieve.report.tables import scores_table
+
+    scores = evaluate_run(run)
+    if as_json:
+        print(json.dumps(scores))
+    else:
+        console().print(scores_table(scores))
+
+
+def export(
+    run: RunArgument,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+) -> None:
+    """Write a finished run's model in Hugging Face format."""
+    from fedsieve.runs.export import export_run
+
+    terminal = console()
+    terminal.print(export_run(run, to), soft_wrap=True)
+    terminal.print(f"written to {to}", soft_wrap=True)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write.")] = Path("demo"),
+) -> None:
+    """Compare dense and sparse fine-tuning, centralized, IID and non-IID, on embedded data, in a few minutes."""
+    from fedsieve.report.demo import run_demo
+
+    run_demo(out, console())

@@ -1,0 +1,57 @@
+"""Commands that look at experiments without running them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, console
+
+
+def presets() -> None:
+    """List the experiments that come with fedsieve."""
+    from fedsieve.experiment_file import preset_names, preset_text
+
+    names = preset_names()
+    for name in names:
+        about = preset_text(name).splitlines()[0].lstrip("# ")
+        print(f"{name:<{max(map(len, names))}}  {about}")
+
+
+def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:
+    """Print an experiment as YAML, with every default filled in."""
+    from fedsieve.experiment_file import load_experiment
+
+    print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
+
+
+def split(
+    experiment: ExperimentArgument,
+    overrides: OverridesArgument = None,
+    png: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it.")] = Path("split.png"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show which client holds how many samples of which class."""
+    from fedsieve.experiment_file import load_experiment
+    from fedsieve.workbench import class_counts
+
+    settings = load_experiment(experiment, overrides or []).resolved()
+    counts, classes, notes = class_counts(settings)
+    if as_json:
+        clients = [{classes[k]: int(row[k]) for k in row.nonzero()[0]} for row in counts]
+        rows = [
+            {"client": client, "samples": int(counts[client].sum()), "classes": held}
+            for client, held in enumerate(clients)
+        ]
+        print(json.dumps({"classes": classes, "clients": rows, "notes": notes}))
+        return
+    from fedsieve.report.plots import plot_split
+    from fedsieve.report.tables import split_table
+
+    terminal = console()
+    terminal.print(split_table(counts, classes))
+    for note in notes:
+        terminal.print(f"note: {note}", soft_wrap=True)
+    plot_split(counts, png)
+    terminal.print(f"written to {png}", soft_wrap=True)
