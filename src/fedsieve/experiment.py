@@ -75,6 +75,13 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
         folder.close()
 
 
+def check(experiment: Experiment) -> None:
+    """Fail if anything is wrong with the experiment, its data or its model; nothing is run or written."""
+    experiment = experiment.resolved()
+    configure_torch(experiment)
+    plan(experiment, Workbench(experiment, Observer()))
+
+
 # --------------------------------------------------------------------------------------------- phases
 
 

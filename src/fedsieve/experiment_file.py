@@ -6,14 +6,15 @@ import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
-from fedsieve.config import Experiment
+from fedsieve.config import Experiment, Settings
 from fedsieve.errors import InputError
 
+Parsed = TypeVar("Parsed", bound=Settings)
 Location = tuple[str | int, ...]  # of a value in the file, such as ("phases", 0, "rounds")
 
 
@@ -52,12 +53,17 @@ def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experim
 
 
 def parse_experiment(text: str, source: str = "experiment", overrides: Sequence[str] = ()) -> Experiment:
+    return parse(Experiment, text, source, overrides)
+
+
+def parse(kind: type[Parsed], text: str, source: str, overrides: Sequence[str] = ()) -> Parsed:
+    """YAML text as checked settings of some kind; what is wrong with it is told with its line."""
     places: dict[Location, str] = {}
     data = _read_yaml(text, source, places)
     for override in overrides:
         _apply(data, override, places)
     try:
-        return Experiment.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         raise InputError(_explain(error, data, places)) from None
 

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from fedsieve.federate.traffic import size
 from fedsieve.profile import SECTIONS, Times
+from fedsieve.report.statistics import interval
 
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.calibration import Layers
@@ -131,3 +132,29 @@ def layers_table(layers: "Layers", title: str) -> Table:
     for name, value in [*layers.rest.items(), ("total", layers.total)]:
         table.add_row(name, *[""] * (len(columns) - 1), short(value))
     return table
+
+
+def sweep_table(results: Mapping[str, Any]) -> Table:
+    """One row for each arm: what was chosen in it, and its test accuracy over the seeds that are done."""
+    table = _table(["arm", "trials", "chosen", "val", "test (95%)", "seeds"])
+    for arm in results["arms"]:
+        done = [trial for trial in arm["trials"] if trial["state"] not in ("waiting", "running")]
+        scores = [seed["test_accuracy"] for seed in arm["seeds"].values() if seed["test_accuracy"] is not None]
+        best = max((trial["val_accuracy"] or 0.0 for trial in done), default=None)
+        table.add_row(
+            arm["name"],
+            f"{len(done)} of {len(arm['trials'])}",
+            "–" if arm["chosen"] is None else ", ".join(f"{v}" for v in arm["chosen"].values()) or "as it is",
+            percent(best),
+            mean_and_margin(scores),
+            f"{len(arm['seeds'])} of {results['seeds']}",
+        )
+    return table
+
+
+def mean_and_margin(values: Sequence[float]) -> str:
+    """A mean of accuracies with its 95% interval."""
+    if not values:
+        return "–"
+    about = interval(values)
+    return percent(about.mean) + ("" if about.margin is None else f" ± {100 * about.margin:.1f}")

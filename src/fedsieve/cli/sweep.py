@@ -1,0 +1,39 @@
+"""`fedsieve sweep`: compare ways of doing things, search for the best settings of each, repeat with several seeds."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.cli.common import OverridesArgument, console
+
+
+def sweep(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="SWEEP", help="A sweep file, or one of `fedsieve presets`."),
+    ],
+    overrides: OverridesArgument = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; default: runs/NAME.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="With how many seeds to repeat what was chosen.")
+    ] = None,
+) -> None:
+    """Try the settings of a sweep file, choose by validation accuracy, and repeat what was chosen with several seeds.
+
+    The same command goes on after an interruption; started twice, two processes share the work.
+    """
+    from fedsieve.sweep.file import load_sweep
+
+    settings = load_sweep(file, overrides or [])
+    if seeds is not None:
+        settings = settings.model_copy(update={"seeds": seeds})
+    folder = out or Path("runs") / Path(file).stem
+    from fedsieve.report.progress import ProgressBar
+    from fedsieve.report.tables import sweep_table
+    from fedsieve.sweep.sweep import run_sweep
+
+    terminal = console()
+    results = run_sweep(settings, folder, lambda title: ProgressBar(terminal, title))
+    terminal.print(sweep_table(results))
+    terminal.print(f"written to {folder}", soft_wrap=True)

@@ -1,0 +1,180 @@
+"""What a sweep file may say: one experiment, what is varied in it, and how often it is repeated.
+
+arms:    each combination is a way of doing things that is to be compared with the others
+search:  in each arm, what is to be chosen by validation accuracy: from lists all combinations are tried, and with
+         `trials` a Bayesian search tries so many, also from ranges
+seeds:   what was chosen in each arm is repeated with so many seeds, the same in all arms
+"""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from fedsieve.config import Experiment, Settings
+from fedsieve.errors import InputError
+from fedsieve.experiment_file import load_experiment, parse
+
+Point = dict[str, Any]  # dotted keys of the experiment and their values
+
+
+class Range(Settings):
+    """Numbers from low to high, whole ones if both are."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> "Range":
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} is not below high {self.high}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log needs numbers above 0, and low is {self.low}")
+        return self
+
+    @property
+    def is_whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+class Sweep(Settings):
+    """The whole file. A key may be several, separated by commas; its values are then lists, one value for each."""
+
+    experiment: str
+    set: dict[str, Any] = Field(default_factory=dict)
+    arms: dict[str, list[Any]] = Field(default_factory=dict)
+    search: dict[str, list[Any] | Range] = Field(default_factory=dict)
+    trials: int | None = Field(None, ge=1)
+    prune: bool = True
+    seeds: int = Field(1, ge=1)
+
+    @field_validator("search", mode="before")
+    @classmethod
+    def _lists_or_ranges(cls, search: Any) -> Any:
+        if isinstance(search, dict):
+            for key, values in search.items():
+                if not isinstance(values, list | dict | Range):
+                    raise ValueError(f"'{key}' needs a list of values, or a range such as {{low: 0.01, high: 1.0}}")
+        return search
+
+    @field_validator("arms", "search")
+    @classmethod
+    def _are_choices(cls, varied: dict[str, Any]) -> dict[str, Any]:
+        for key, values in varied.items():
+            names = _names(key)
+            if isinstance(values, Range):
+                if len(names) > 1:
+                    raise ValueError(f"'{key}' are several keys, which cannot share a range; give lists of values")
+                continue
+            if not values:
+                raise ValueError(f"'{key}' has no values; give at least one")
+            if repeated := [value for i, value in enumerate(values) if value in values[:i]]:
+                raise ValueError(f"'{key}' has the value {json.dumps(repeated[0])} twice; keep one of them")
+            for value in values:
+                if len(names) > 1 and not (isinstance(value, list) and len(value) == len(names)):
+                    shown = json.dumps(value)
+                    raise ValueError(f"'{key}' are {len(names)} keys, so {shown} should be a list of {len(names)}")
+        return varied
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "Sweep":
+        if not self.arms and not self.search:
+            raise ValueError("there is nothing to vary: give arms or search")
+        keys = [name for key in (*self.set, *self.arms, *self.search) for name in _names(key)]
+        if repeated := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"'{repeated[0]}' is given twice, in set, arms or search; keep one of them")
+        if "seed" in keys:
+            raise ValueError("the seed is not to be searched; give the first one in the experiment, and seeds: 5")
+        ranges = [key for key, values in self.search.items() if isinstance(values, Range)]
+        if ranges and self.trials is None:
+            raise ValueError(f"search has a range, '{ranges[0]}', which has no end; say how many trials, such as 20")
+        if self.trials is not None and not self.search:
+            raise ValueError("trials are tries of a search, and there is none; give search, or leave trials out")
+        return self
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether all combinations of the search are tried."""
+        return self.trials is None
+
+    def arm_points(self) -> list[Point]:
+        return combinations(self.arms)
+
+    def grid_points(self) -> list[Point]:
+        return combinations({key: values for key, values in self.search.items() if isinstance(values, list)})
+
+    def experiment_at(self, *points: Point) -> Experiment:
+        """The experiment with what is set for all, and at these points."""
+        changes = {key: value for point in (self.set, *points) for key, value in expanded(point).items()}
+        return load_experiment(self.experiment, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+
+    def check(self) -> None:
+        """Fail if any experiment that may be run is not valid; of ranges, the ends are tried."""
+        ends = {key: [v.low, v.high] if isinstance(v, Range) else v for key, v in self.search.items()}
+        for arm, point in itertools.product(self.arm_points(), combinations(ends)):
+            experiment = self.experiment_at(arm, point)
+            if self.search and experiment.data.validation == 0:
+                raise InputError("a search chooses by validation accuracy; set data.validation above 0")
+
+
+def combinations(varied: Mapping[str, Sequence[Any]]) -> list[Point]:
+    """Every way to pick one value for each key; the last key varies fastest."""
+    return [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+
+
+def expanded(point: Point) -> Point:
+    """With keys that stand together taken apart."""
+    pairs = ((_names(key), value) for key, value in point.items())
+    return {n: v for names, value in pairs for n, v in zip(names, value if len(names) > 1 else [value], strict=True)}
+
+
+def _names(key: str) -> list[str]:
+    return [name.strip() for name in key.split(",")]
+
+
+def sweep_names() -> list[str]:
+    """Of the sweeps that come with fedsieve."""
+    folder = resources.files("fedsieve") / "presets" / "sweeps"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def sweep_text(name: str) -> str:
+    return (resources.files("fedsieve") / "presets" / "sweeps" / f"{name}.yaml").read_text()
+
+
+def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
+    """A sweep that comes with fedsieve, or a YAML file; `key=value` overrides are of the experiment."""
+    path = Path(name_or_file).expanduser()
+    if path.is_file():
+        try:
+            text = path.read_text()
+        except (OSError, ValueError) as error:
+            raise InputError(f"'{name_or_file}' cannot be read as text ({error}); give a YAML file") from None
+        sweep = parse(Sweep, text, str(path))
+        beside = path.parent / sweep.experiment
+        if beside.is_file():
+            sweep = sweep.model_copy(update={"experiment": str(beside.resolve())})
+    elif name_or_file in sweep_names():
+        sweep = parse(Sweep, sweep_text(name_or_file), f"sweep {name_or_file}")
+    else:
+        known = ", ".join(sweep_names())
+        raise InputError(f"'{name_or_file}' is neither a file nor a sweep that comes with fedsieve; those are {known}")
+    given = {}
+    for override in overrides:
+        key, sign, text = override.partition("=")
+        if not sign or not key.strip():
+            raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
+        given[key.strip()] = parse(_Value, f"value: {text}", f"override '{override}'").value
+    sweep = sweep.model_copy(update={"set": {**sweep.set, **given}})
+    sweep = Sweep.model_validate(sweep.model_dump())  # an override may stand in the way of what is varied
+    sweep.check()
+    return sweep
+
+
+class _Value(Settings):
+    value: Any

@@ -1,0 +1,210 @@
+"""A sweep from beginning to end.
+
+    sweep file ─► arms ─► in each, trials with the first seed ─► the best by validation accuracy ─► the other seeds
+               ─► results.json, best/ARM and best/ARM.yaml, pictures
+
+The same command goes on with a sweep that was ended, and run once more beside it, shares the work.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.trial import FrozenTrial, TrialState
+
+from fedsieve.config import Experiment
+from fedsieve.errors import InputError, RunError, WorkerError
+from fedsieve.experiment import check, run
+from fedsieve.profile import Times
+from fedsieve.runs.atomic import write_text
+from fedsieve.runs.collection import read_run
+from fedsieve.sweep.file import Sweep
+from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, values_of
+from fedsieve.workbench import Observer
+
+ObserverFor = Callable[[str], AbstractContextManager[Observer]]  # of a run with this title
+
+
+def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, Any]:
+    """Run what is left of the sweep in the folder `out`; what results.json says."""
+    base = sweep.experiment_at()
+    first = sweep.experiment_at(sweep.arm_points()[0])
+    prepare(sweep, base, out)
+    warm_up = sum(phase.rounds for phase in first.phases) // 3
+    trials = Trials(out, sweep, base.seed, warm_up)
+    while (taken := trials.take()) is not None:
+        try:
+            try_out(sweep, taken, observer_for)
+        finally:
+            taken.release()
+    for nth in range(1, sweep.seeds):
+        for arm in trials.arms:
+            repeat(sweep, trials, arm, nth, observer_for)
+    return conclude(sweep, trials, out)
+
+
+def prepare(sweep: Sweep, base: Experiment, out: Path) -> None:
+    """Make the folder, unless it holds something else or the input is wrong."""
+    file = out / "sweep.yaml"
+    settings = base.outcome().model_dump(mode="json")
+    if file.exists():
+        if yaml.safe_load(file.read_text()).get("base") != settings:
+            raise InputError(f"--out {out} holds a sweep of another experiment; give another folder")
+    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InputError(f"--out {out} holds something else than a sweep; give the name of a new folder")
+    else:
+        check(sweep.experiment_at(sweep.arm_points()[0]))
+        out.mkdir(parents=True, exist_ok=True)
+    write_text(file, yaml.safe_dump({**sweep.model_dump(mode="json"), "base": settings}, sort_keys=False))
+
+
+def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
+    """Run a trial with the first seed, and tell its study the validation accuracy."""
+    study, trial = taken.arm.study, taken.trial
+    title = f"{taken.arm.name}, trial {trial.number + 1}: {as_words(taken.values) or 'as it is'}"
+    experiment = sweep.experiment_at(taken.arm.values, taken.values)
+    try:
+        with observer_for(title) as observer:
+            watching = Reporter(observer, trial, sweep.prune and not sweep.is_grid)
+            result = run_slim(experiment, taken.folder / f"seed-{experiment.seed}", watching)
+    except optuna.TrialPruned:
+        study.tell(trial, state=TrialState.PRUNED)
+    except WorkerError:  # of this machine, not of these settings
+        raise
+    except RunError as error:
+        trial.set_user_attr(REASON, str(error))
+        study.tell(trial, state=TrialState.FAIL)
+    else:
+        study.tell(trial, result["val_accuracy"] if sweep.search else result["val_accuracy"] or 0.0)
+
+
+def repeat(sweep: Sweep, trials: Trials, arm: Arm, nth: int, observer_for: ObserverFor) -> None:
+    """Run what was chosen in an arm with another seed, unless that is done, or being done by another process."""
+    best = arm.best()
+    if best is None or not trials.is_searched(arm):
+        return
+    experiment = sweep.experiment_at(arm.values, values_of(best))
+    experiment = experiment.model_copy(update={"seed": experiment.seed + nth})
+    folder = trials.trial_folder(arm, best) / f"seed-{experiment.seed}"
+    if (folder / "result.json").exists() or (lock := trials.try_lock(folder)) is None:
+        return
+    try:
+        with observer_for(f"{arm.name}, seed {experiment.seed}: {as_words(values_of(best)) or 'as it is'}") as observer:
+            run_slim(experiment, folder, observer)
+    except WorkerError:
+        raise
+    except RunError as error:
+        observer.warning(f"{folder}: {error}")
+    finally:
+        lock.close()
+
+
+def run_slim(experiment: Experiment, folder: Path, observer: Observer) -> dict[str, Any]:
+    """Run, or go on; of a finished run only the model and what was measured are kept, for there may be hundreds."""
+    result = run(experiment, folder, True, observer)
+    for name in ("checkpoints", "masks"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    return result
+
+
+class Reporter(Observer):
+    """Tells a trial's study about each round, and ends the trial if it is a poor one."""
+
+    def __init__(self, inner: Observer, trial: optuna.Trial, prune: bool) -> None:
+        self.inner, self.trial, self.prune = inner, trial, prune
+        self.rounds = 0
+
+    def note(self, text: str) -> None:
+        self.inner.note(text)
+
+    def warning(self, text: str) -> None:
+        self.inner.warning(text)
+
+    def features(self, done: int, total: int) -> None:
+        self.inner.features(done, total)
+
+    def calibration(self, done: int, total: int) -> None:
+        self.inner.calibration(done, total)
+
+    def started(self, rounds: int, done: int) -> None:
+        self.rounds = done
+        self.inner.started(rounds, done)
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.inner.round(line)
+        self.rounds += 1
+        if self.prune and line["val_accuracy"] is not None:
+            self.trial.report(line["val_accuracy"], self.rounds)
+            if self.trial.should_prune():
+                raise optuna.TrialPruned
+
+    def finished(self, times: Times) -> None:
+        self.inner.finished(times)
+
+
+# -------------------------------------------------------------------------------------------- results
+
+
+def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
+    """Write down what is known: of each arm its trials, the best, and its runs over seeds."""
+    arms = []
+    (out / "best").mkdir(exist_ok=True)
+    for arm in trials.arms:
+        best = arm.best() if trials.is_searched(arm) else None
+        runs = {}
+        if best is not None:
+            experiment = sweep.experiment_at(arm.values, values_of(best))
+            write_text(out / "best" / f"{arm.name}.yaml", experiment.to_yaml())
+            link, target = out / "best" / arm.name, Path("..") / trials.trial_folder(arm, best).relative_to(out)
+            if not link.is_symlink():
+                link.symlink_to(target)
+            runs = runs_in(trials.trial_folder(arm, best), experiment.seed, sweep.seeds)
+        arms.append(
+            {
+                "name": arm.name,
+                "values": arm.values,
+                "chosen": None if best is None else values_of(best),
+                "trials": [trial_summary(trial) for trial in arm.trials()],
+                "seeds": runs,
+            }
+        )
+    results = {"experiment": sweep.experiment, "set": sweep.set, "seeds": sweep.seeds, "arms": arms}
+    write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def trial_summary(trial: FrozenTrial) -> dict[str, Any]:
+    summary = {"values": values_of(trial), "state": trial.state.name.lower(), "val_accuracy": trial.value}
+    return summary | ({"reason": trial.user_attrs[REASON]} if REASON in trial.user_attrs else {})
+
+
+def runs_in(folder: Path, first: int, count: int) -> dict[str, dict[str, Any]]:
+    """What came out for each seed: the end, what was before the last phase, and the way there."""
+    found = {}
+    for seed in range(first, first + count):
+        if not (folder / f"seed-{seed}" / "result.json").exists():
+            continue
+        one = read_run(folder / f"seed-{seed}")
+        assert one.result is not None
+        keys = ("test_accuracy", "test_loss", "val_accuracy", "val_loss", "bytes_up", "bytes_down", "seconds")
+        phases = one.result["phases"]
+        last = [line for line in one.metrics if line["phase"] == phases[-1]["name"]]
+        found[str(seed)] = {
+            **{key: one.result[key] for key in keys},
+            "test_accuracy_before": phases[-2]["test_accuracy"] if len(phases) > 1 else None,
+            "phase_bytes_up": phases[-1]["bytes_up"],
+            "phase_bytes_down": phases[-1]["bytes_down"],
+            "phase_seconds": phases[-1]["seconds"],
+            "val_curve": [[line["round"], line["val_accuracy"]] for line in last if line["val_accuracy"] is not None],
+            "drift": [round(line["drift_mean"], 5) for line in last],
+        }
+    return found
+
+
+def as_words(values: dict[str, Any]) -> str:
+    return ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())

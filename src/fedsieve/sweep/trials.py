@@ -1,0 +1,207 @@
+"""The trials of a sweep, kept in an SQLite file by Optuna: one study for each arm.
+
+Any number of processes may take trials from it. A lock on the whole decides who gets the next one, and a lock on each
+trial says whether whoever took it is still alive: locks die with their process, so a trial of a killed one is taken up
+again, from its last checkpoint, and is neither lost nor run twice.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from fedsieve.errors import InputError
+from fedsieve.randomness import seed_at
+from fedsieve.sweep.file import Point, Range, Sweep
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+VALUES, REASON = "values", "reason"  # what a trial carries beside Optuna's own
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of doing things, with the trials of what is searched in it."""
+
+    number: int
+    name: str  # of its folder
+    values: Point
+    study: optuna.Study
+
+    def trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    def best(self) -> FrozenTrial | None:
+        """The complete trial of highest validation accuracy, the first of them."""
+        complete = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
+        return max(complete, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
+
+
+@dataclass
+class Taken:
+    """A trial that this process, and no other, works at."""
+
+    arm: Arm
+    trial: optuna.Trial
+    values: Point
+    folder: Path
+    lock: IO[str]
+
+    def release(self) -> None:
+        self.lock.close()
+
+
+class Trials:
+    """All trials of the sweep in a folder."""
+
+    def __init__(self, folder: Path, sweep: Sweep, seed: int, warm_up: int = 0) -> None:
+        self.folder, self.sweep, self.warm_up = folder, sweep, warm_up  # no trial is ended in its first rounds
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{folder / 'trials.sqlite'}", engine_kwargs={"connect_args": {"timeout": 120}}
+        )
+        points = sweep.arm_points()
+        with self._alone():
+            strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
+            if strangers:
+                raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
+            self.arms = [self._arm(storage, number, values, seed) for number, values in enumerate(points)]
+            for arm in self.arms:
+                self._enqueue_grid(arm)
+
+    def _arm(self, storage: optuna.storages.BaseStorage, number: int, values: Point, seed: int) -> Arm:
+        study = optuna.create_study(
+            study_name=json.dumps(values),
+            storage=storage,
+            sampler=AddressedTPE(seed, number),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=self.warm_up),
+            direction="maximize",
+            load_if_exists=True,
+        )
+        return Arm(number, f"{number:02d}-{slug(values)}".rstrip("-"), values, study)
+
+    def _enqueue_grid(self, arm: Arm) -> None:
+        """The points of the grid that are not there yet: all of them at the beginning, later those of new values."""
+        if not self.sweep.is_grid:
+            return
+        there = [values_of(trial) for trial in arm.trials()]
+        wanted = self.sweep.grid_points()
+        if gone := [point for point in there if point not in wanted]:
+            raise InputError(
+                f"{self.folder} holds trials that are not in this sweep, such as {gone[0]}; give another --out"
+            )
+        for point in wanted:
+            if point not in there:
+                arm.study.enqueue_trial({}, user_attrs={VALUES: json.dumps(point)})
+
+    def take(self) -> Taken | None:
+        """A trial nobody works at: one that was left behind, else a new one; None if there is none (left)."""
+        with self._alone():
+            for arm in self.arms:
+                for trial in arm.trials():
+                    if trial.state == TrialState.RUNNING and (lock := self.try_lock(self.trial_folder(arm, trial))):
+                        return self._taken(arm, optuna.Trial(arm.study, trial._trial_id), lock)
+            for arm in self.arms:
+                states = [trial.state for trial in arm.trials()]
+                if TrialState.WAITING in states or len(states) < (self.sweep.trials or 0):
+                    new = arm.study.ask()
+                    lock = self.try_lock(self.trial_folder(arm, new))
+                    assert lock is not None  # the number is new
+                    return self._taken(arm, new, lock)
+        return None
+
+    def _taken(self, arm: Arm, trial: optuna.Trial, lock: IO[str]) -> Taken:
+        if self.sweep.is_grid:
+            values = json.loads(trial.user_attrs[VALUES])
+        else:
+            values = {key: suggest(trial, key, choices) for key, choices in self.sweep.search.items()}
+            trial.set_user_attr(VALUES, json.dumps(values))
+        return Taken(arm, trial, values, self.trial_folder(arm, trial), lock)
+
+    def trial_folder(self, arm: Arm, trial: FrozenTrial | optuna.Trial) -> Path:
+        return self.folder / "runs" / arm.name / f"trial-{trial.number:03d}"
+
+    def is_searched(self, arm: Arm) -> bool:
+        """Whether no trial of the arm is waiting or under way."""
+        states = [trial.state for trial in arm.trials()]
+        return all(state.is_finished() for state in states) and len(states) >= (self.sweep.trials or 1)
+
+    def try_lock(self, folder: Path) -> IO[str] | None:
+        """A lock on a folder for as long as the file is open and this process alive; None if another one has it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".claim").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            file.close()
+            return None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """SQLite alone would let two processes take the same trial between a look and a change."""
+        with (self.folder / ".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+class AddressedTPE(optuna.samplers.BaseSampler):
+    """Optuna's TPE (Bergstra et al., NeurIPS 2011), seeded from the trial's number.
+
+    So a sweep that is resumed, or shared by processes, does not draw the same points again.
+    """
+
+    def __init__(self, seed: int, arm: int) -> None:
+        self.seed, self.arm = seed, arm
+
+    def _sampler(self, trial: FrozenTrial, key: str = "") -> optuna.samplers.BaseSampler:
+        seed = seed_at(self.seed, "sweep", self.arm, trial.number, key) % 2**32
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._sampler(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._sampler(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._sampler(trial, param_name).sample_independent(study, trial, param_name, param_distribution)
+
+
+def distribution(choices: list[Any] | Range) -> BaseDistribution:
+    if isinstance(choices, list):
+        return CategoricalDistribution([json.dumps(choice) for choice in choices])
+    if choices.is_whole:
+        return IntDistribution(int(choices.low), int(choices.high), log=choices.log)
+    return FloatDistribution(choices.low, choices.high, log=choices.log)
+
+
+def suggest(trial: optuna.Trial, key: str, choices: list[Any] | Range) -> Any:
+    """The trial's value, which is drawn when it is first asked for, and kept."""
+    if isinstance(choices, list):
+        return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in choices]))
+    if choices.is_whole:
+        return trial.suggest_int(key, int(choices.low), int(choices.high), log=choices.log)
+    return trial.suggest_float(key, choices.low, choices.high, log=choices.log)
+
+
+def values_of(trial: FrozenTrial) -> Point:
+    return json.loads(trial.user_attrs.get(VALUES, "{}"))
+
+
+def slug(values: Point) -> str:
+    """Values as a part of a folder's name."""
+    texts = []
+    for value in values.values():
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        texts += [str(part) for part in parts]
+    return "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in text)[:24] for text in texts)[:80]
