@@ -161,8 +161,8 @@ def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
             experiment = sweep.experiment_at(arm.values, values_of(best))
             write_text(out / "best" / f"{arm.name}.yaml", experiment.to_yaml())
             link, target = out / "best" / arm.name, Path("..") / trials.trial_folder(arm, best).relative_to(out)
-            if not link.is_symlink():
-                link.symlink_to(target)
+            link.unlink(missing_ok=True)
+            link.symlink_to(target)
             runs = runs_in(trials.trial_folder(arm, best), experiment.seed, sweep.seeds)
         arms.append(
             {
