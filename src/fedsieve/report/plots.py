@@ -39,10 +39,10 @@ def plot_curves(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     for axis, label in ((left, "validation accuracy"), (right, "training loss")):
         axis.set_xlabel("round")
         axis.set_ylabel(label)
-        _plain(axis)
+        without_frame(axis)
     left.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
     left.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_drift(runs: Mapping[str, list[dict[str, Any]]], path: Path, phase: str) -> None:
@@ -62,9 +62,9 @@ def plot_drift(runs: Mapping[str, list[dict[str, Any]]], path: Path, phase: str)
     for axis in (left, right):
         axis.set_xlabel(f"round of {phase}")
         axis.set_ylim(bottom=min(0, axis.get_ylim()[0]))
-        _plain(axis)
+        without_frame(axis)
     left.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_bytes(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
@@ -82,9 +82,9 @@ def plot_bytes(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> None:
     axis.set_ylabel("validation accuracy")
     axis.xaxis.set_major_formatter(matplotlib.ticker.FuncFormatter(lambda count, _: size(count).replace(".0", "")))
     axis.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
-    _plain(axis)
+    without_frame(axis)
     axis.legend(frameon=False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _styles(count: int) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def _styles(count: int) -> list[tuple[str, str]]:
     return [(COLOURS[i % len(COLOURS)], (".-", ".--", ".:")[i // len(COLOURS) % 3]) for i in range(count)]
 
 
-def _plain(axis: Any) -> None:
+def without_frame(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(color="#eeeeee")
 
@@ -110,7 +110,7 @@ def plot_split(counts: np.ndarray, path: Path) -> None:
         f"{int(counts.sum()):,} samples, {counts.shape[0]:,} clients, {counts.shape[1]:,} classes", loc="left"
     )
     figure.colorbar(picture, label="samples", shrink=0.8)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def plot_density(layers: "Layers", path: Path) -> None:
@@ -137,10 +137,10 @@ def plot_density(layers: "Layers", path: Path) -> None:
     axis.set_ylabel("block" if layers.blocks else "")
     axis.set_title("\n".join(filter(None, title)), loc="left", fontsize="medium")
     figure.colorbar(picture, label="may change", format=matplotlib.ticker.PercentFormatter(1.0))
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_atomically(path) as partial:

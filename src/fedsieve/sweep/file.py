@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from fedsieve.config import Experiment, Settings
 from fedsieve.errors import InputError
@@ -42,13 +42,19 @@ class Range(Settings):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
+Choices = Annotated[
+    Annotated[list[Any], Tag("list")] | Annotated[Range, Tag("range")],
+    Discriminator(lambda value: "list" if isinstance(value, list) else "range"),
+]
+
+
 class Sweep(Settings):
     """The whole file. A key may be several, separated by commas; its values are then lists, one value for each."""
 
     experiment: str
     set: dict[str, Any] = Field(default_factory=dict)
     arms: dict[str, list[Any]] = Field(default_factory=dict)
-    search: dict[str, list[Any] | Range] = Field(default_factory=dict)
+    search: dict[str, Choices] = Field(default_factory=dict)
     trials: int | None = Field(None, ge=1)
     prune: bool = True
     seeds: int = Field(1, ge=1)

@@ -21,8 +21,10 @@ from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError, WorkerError
 from fedsieve.experiment import check, run
 from fedsieve.profile import Times
+from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import read_run
+from fedsieve.runs.folder import read_metrics
 from fedsieve.sweep.file import Sweep
 from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, values_of
 from fedsieve.workbench import Observer
@@ -45,7 +47,8 @@ def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, A
     for nth in range(1, sweep.seeds):
         for arm in trials.arms:
             repeat(sweep, trials, arm, nth, observer_for)
-    return conclude(sweep, trials, out)
+    with trials.alone():
+        return conclude(sweep, trials, out)
 
 
 def prepare(sweep: Sweep, base: Experiment, out: Path) -> None:
@@ -70,8 +73,9 @@ def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
     experiment = sweep.experiment_at(taken.arm.values, taken.values)
     try:
         with observer_for(title) as observer:
-            watching = Reporter(observer, trial, sweep.prune and not sweep.is_grid)
-            result = run_slim(experiment, taken.folder / f"seed-{experiment.seed}", watching)
+            folder = taken.folder / f"seed-{experiment.seed}"
+            watching = observer if sweep.is_grid or not sweep.prune else Pruner(observer, trial, folder)
+            result = run_slim(experiment, folder, watching)
     except optuna.TrialPruned:
         study.tell(trial, state=TrialState.PRUNED)
     except WorkerError:  # of this machine, not of these settings
@@ -80,7 +84,7 @@ def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
         trial.set_user_attr(REASON, str(error))
         study.tell(trial, state=TrialState.FAIL)
     else:
-        study.tell(trial, result["val_accuracy"] if sweep.search else result["val_accuracy"] or 0.0)
+        study.tell(trial, result["val_accuracy"] or 0.0)  # without validation data there is nothing to choose
 
 
 def repeat(sweep: Sweep, trials: Trials, arm: Arm, nth: int, observer_for: ObserverFor) -> None:
@@ -112,11 +116,11 @@ def run_slim(experiment: Experiment, folder: Path, observer: Observer) -> dict[s
     return result
 
 
-class Reporter(Observer):
+class Pruner(Observer):
     """Tells a trial's study about each round, and ends the trial if it is a poor one."""
 
-    def __init__(self, inner: Observer, trial: optuna.Trial, prune: bool) -> None:
-        self.inner, self.trial, self.prune = inner, trial, prune
+    def __init__(self, inner: Observer, trial: optuna.Trial, folder: Path) -> None:
+        self.inner, self.trial, self.folder = inner, trial, folder
         self.rounds = 0
 
     def note(self, text: str) -> None:
@@ -132,13 +136,17 @@ class Reporter(Observer):
         self.inner.calibration(done, total)
 
     def started(self, rounds: int, done: int) -> None:
-        self.rounds = done
         self.inner.started(rounds, done)
+        for line in read_metrics(self.folder)[:done]:  # the study may have missed the last rounds before an end
+            self._judge(line)
 
     def round(self, line: dict[str, Any]) -> None:
         self.inner.round(line)
+        self._judge(line)
+
+    def _judge(self, line: dict[str, Any]) -> None:
         self.rounds += 1
-        if self.prune and line["val_accuracy"] is not None:
+        if line["val_accuracy"] is not None:
             self.trial.report(line["val_accuracy"], self.rounds)
             if self.trial.should_prune():
                 raise optuna.TrialPruned
@@ -152,7 +160,7 @@ class Reporter(Observer):
 
 def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
     """Write down what is known: of each arm its trials, the best, and its runs over seeds."""
-    arms = []
+    arms: list[dict[str, Any]] = []
     (out / "best").mkdir(exist_ok=True)
     for arm in trials.arms:
         best = arm.best() if trials.is_searched(arm) else None
@@ -175,7 +183,19 @@ def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
         )
     results = {"experiment": sweep.experiment, "set": sweep.set, "seeds": sweep.seeds, "arms": arms}
     write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
+    winner = max(arms, key=_validation_accuracy)
+    if winner["chosen"] is not None:
+        write_text(out / "best.yaml", sweep.experiment_at(winner["values"], winner["chosen"]).to_yaml())
+    known = tried(results)
+    plot_importances(known, out / "importance.png")
+    plot_parallel(known, out / "parallel.png")
     return results
+
+
+def _validation_accuracy(arm: dict[str, Any]) -> float:
+    """The mean over the seeds that are done; -1 for an arm without a chosen trial."""
+    values = [run["val_accuracy"] or 0.0 for run in arm["seeds"].values()]
+    return sum(values) / len(values) if values else -1.0
 
 
 def trial_summary(trial: FrozenTrial) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Trials:
             f"sqlite:///{folder / 'trials.sqlite'}", engine_kwargs={"connect_args": {"timeout": 120}}
         )
         points = sweep.arm_points()
-        with self._alone():
+        with self.alone():
             strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
             if strangers:
                 raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
@@ -101,11 +101,13 @@ class Trials:
 
     def take(self) -> Taken | None:
         """A trial nobody works at: one that was left behind, else a new one; None if there is none (left)."""
-        with self._alone():
+        with self.alone():
             for arm in self.arms:
                 for trial in arm.trials():
                     if trial.state == TrialState.RUNNING and (lock := self.try_lock(self.trial_folder(arm, trial))):
-                        return self._taken(arm, optuna.Trial(arm.study, trial._trial_id), lock)
+                        if arm.trials()[trial.number].state == TrialState.RUNNING:
+                            return self._taken(arm, optuna.Trial(arm.study, trial._trial_id), lock)
+                        lock.close()  # it was finished between the look and the lock
             for arm in self.arms:
                 states = [trial.state for trial in arm.trials()]
                 if TrialState.WAITING in states or len(states) < (self.sweep.trials or 0):
@@ -143,7 +145,7 @@ class Trials:
             return None
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def alone(self) -> Iterator[None]:
         """SQLite alone would let two processes take the same trial between a look and a change."""
         with (self.folder / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

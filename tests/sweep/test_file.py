@@ -1,0 +1,95 @@
+"""Sweep files: what they mean, and what is wrong with wrong ones."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedsieve.errors import InputError
+from fedsieve.sweep.file import combinations, expanded, load_sweep, sweep_names
+
+
+def written(tmp_path: Path, **sweep: object) -> str:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"experiment": "digits-iid", **sweep}, sort_keys=False))
+    return str(path)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(), min_size=1, max_size=4, unique=True)))
+def test_combinations_are_those_of_nested_loops(varied: dict[str, list[int]]) -> None:
+    naive: list[dict[str, int]] = [{}]
+    for key, values in varied.items():
+        naive = [{**point, key: value} for point, value in itertools.product(naive, values)]
+    assert combinations(varied) == naive
+
+
+def test_keys_that_stand_together_take_their_values_together(tmp_path: Path) -> None:
+    budget = {"phases.0.local.epochs, phases.0.rounds": [[1, 40], [4, 10]]}
+    sweep = load_sweep(written(tmp_path, arms=budget))
+    runs = [sweep.experiment_at(point).phases[0] for point in sweep.arm_points()]
+    assert [(phase.local.epochs, phase.rounds) for phase in runs] == [(1, 40), (4, 10)]
+    assert expanded({"a, b": [1, 2], "c": [3]}) == {"a": 1, "b": 2, "c": [3]}
+
+
+def test_values_may_be_groups_and_nothing(tmp_path: Path) -> None:
+    masks, splits = [None, {"sparsity": 0.5, "rule": "random"}], ["iid", {"kind": "classes", "per_client": 2}]
+    sweep = load_sweep(written(tmp_path, arms={"phases.0.mask": masks, "clients.split": splits}))
+    experiments = [sweep.experiment_at(point) for point in sweep.arm_points()]
+    assert [(one.phases[0].mask is None, one.clients.split.kind) for one in experiments] == list(
+        itertools.product([True, False], ["iid", "classes"])
+    )
+
+
+def test_overrides_are_of_the_experiment(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path, arms={"clients.count": [5, 10]}), ["phases.0.rounds=3"])
+    assert {sweep.experiment_at(point).phases[0].rounds for point in sweep.arm_points()} == {3}
+
+
+@pytest.mark.parametrize("name", sweep_names())
+def test_sweeps_that_come_along_are_valid(name: str) -> None:
+    sweep = load_sweep(name)
+    assert len(sweep.arm_points()) >= 2
+
+
+def test_a_fixed_budget_keeps_the_number_of_steps() -> None:
+    sweep = load_sweep("002-fixed-budget")
+    phases = [sweep.experiment_at(point).phases[0] for point in sweep.arm_points()]
+    assert {(phase.local.steps, phase.rounds) for phase in phases} == {(4, 50), (8, 25), (16, 12)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"arms": {"phases.0.local.lrr": [1.0]}}, ["lrr", "did you mean 'lr'"]),
+        ({"search": {"clients.cuont": [1, 2]}}, ["cuont", "did you mean 'count'"]),
+        ({"search": {"phases.7.rounds": [1, 2]}}, ["no entry 7"]),
+        ({"search": {"phases.0.local.lr": {"low": 0.1, "high": 1.0}}}, ["trials"]),
+        ({"search": {"phases.0.local.lr": {"low": 1.0, "high": 0.1}}, "trials": 3}, ["low 1.0 is not below high 0.1"]),
+        ({"search": {"phases.0.local.lr": {"low": 0.0, "high": 0.1, "log": True}}, "trials": 3}, ["above 0"]),
+        ({"search": {"phases.0.local.lr": {"low": -1.0, "high": 0.1}}, "trials": 3}, ["phases.0.local.lr", "-1.0"]),
+        ({"search": {"phases.0.local.lr": 0.1}}, ["list of values"]),
+        ({"arms": {"clients.count": []}}, ["no values"]),
+        ({"arms": {"clients.count": [5, 5]}}, ["twice"]),
+        ({"arms": {"a, b": [1]}}, ["list of 2"]),
+        ({"arms": {"clients.count": [5]}, "search": {"clients.count": [6]}}, ["given twice"]),
+        ({"arms": {"seed": [1, 2]}}, ["seeds: 5"]),
+        ({"arms": {"clients.count": [5]}, "trials": 4}, ["trials"]),
+        ({}, ["nothing to vary"]),
+        ({"arms": {"clients.count": [5]}, "sedes": 4}, ["sedes", "did you mean 'seeds'"]),
+        ({"search": {"clients.count": [5]}, "set": {"data.validation": 0.0}}, ["validation"]),
+        ({"experiment": "digits-iic", "arms": {"clients.count": [5]}}, ["digits-iic", "did you mean"]),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, wrong: dict, told: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        load_sweep(written(tmp_path, **wrong))
+    for words in told:
+        assert words in str(error.value)
+
+
+def test_a_sweep_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="002-fixed-budget"):
+        load_sweep("nothing-of-this-name")
