@@ -22,7 +22,7 @@ from fedsieve.model.flat import Scope
 from fedsieve.phases import Phase, notes_on, plan, prepare
 from fedsieve.profile import Times, section, stopwatch
 from fedsieve.runs.checkpoint import Checkpoint, Progress
-from fedsieve.runs.folder import RunFolder, read_experiment, read_result, threads_of
+from fedsieve.runs.folder import RunFolder, read_experiment, read_result, settled
 from fedsieve.workbench import Observer, Workbench, configure_torch
 from fedsieve.workers.crew import at_work
 
@@ -34,9 +34,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
     model to the last bit.
     """
     stopwatch.start()
-    if resume and experiment.threads == "auto":
-        experiment = experiment.model_copy(update={"threads": threads_of(out)})
-    experiment = experiment.resolved()
+    experiment = settled(experiment, out, resume)
     observer = observer or Observer()
     folder = RunFolder(out, experiment, resume)
     if folder.is_finished:

@@ -4,12 +4,15 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, RunArgument, console, new_folder
 from fedsieve.errors import InputError
+
+if TYPE_CHECKING:
+    from fedsieve.config import Experiment
 
 
 def run(
@@ -20,6 +23,9 @@ def run(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="End with a table of where the time went.")] = False,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Repeat it with N seeds, from its own on, into DIR/seed-….")
+    ] = 1,
 ) -> None:
     """Run an experiment, and write its metrics, model and result to a folder."""
     started = time.perf_counter()
@@ -29,6 +35,10 @@ def run(
     if resume and out is None:
         raise InputError("--resume needs to know which run to go on with; add --out DIR")
     folder = out or new_folder(Path(experiment).stem)
+    if seeds > 1:
+        if profile:
+            raise InputError("--profile looks at one run; leave out --seeds")
+        return run_seeds(settings, folder, seeds, resume, f"{experiment} from {seeds} seeds into {folder}")
     from fedsieve.experiment import run as run_experiment
     from fedsieve.report.progress import ProgressBar
     from fedsieve.report.tables import result_table, spread_over_clients, times_table
@@ -46,6 +56,19 @@ def run(
     if profile and bar.times is not None:  # else the run was finished before
         terminal.print(times_table(bar.times, loaded))
     terminal.print(f"written to {folder}", soft_wrap=True)
+
+
+def run_seeds(settings: "Experiment", folder: Path, count: int, resume: bool, title: str) -> None:
+    """`run` with several seeds: a run for each, then their mean with its interval."""
+    from fedsieve.report.progress import ProgressBar
+    from fedsieve.report.tables import seeds_table
+    from fedsieve.runs.repeat import means, repeat
+
+    terminal = console()
+    with ProgressBar(terminal, title) as bar:
+        results = repeat(settings, folder, count, resume, bar)
+    terminal.print(seeds_table(results, means(results)))
+    terminal.print(f"± is the 95% interval of the mean; written to {folder}, figures in seeds.json", soft_wrap=True)
 
 
 def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:

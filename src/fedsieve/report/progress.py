@@ -31,6 +31,7 @@ class ProgressBar(Observer):
             console=console,
             disable=not console.is_terminal,
         )
+        self.place = ""  # of the run among those with other seeds
         self.rounds: TaskID | None = None
         self.images: TaskID | None = None
         self.times: Times | None = None  # of a run that is over
@@ -63,19 +64,25 @@ class ProgressBar(Observer):
             self.progress.remove_task(self.images)
             self.images = None
 
+    def repetition(self, number: int, count: int) -> None:
+        self.place = f"seed {number} of {count}, "
+
     def started(self, rounds: int, done: int) -> None:
         if self.title:
             self.console.print(self.title, soft_wrap=True)
+            self.title = ""
+        if self.rounds is not None:  # of the seed before
+            self.progress.remove_task(self.rounds)
         if done:
             self.note(f"going on after round {done} of {rounds}")
-        self.rounds = self.progress.add_task("rounds", total=rounds, completed=done, status="")
+        self.rounds = self.progress.add_task(f"{self.place}rounds", total=rounds, completed=done, status="")
 
     def round(self, line: dict[str, Any]) -> None:
         assert self.rounds is not None
         status = f"{line['phase']}: loss {number(line['train_loss'])}, val {percent(line['val_accuracy'])}"
         self.progress.update(self.rounds, advance=1, status=status)
         task = self.progress.tasks[self.progress.task_ids.index(self.rounds)]
-        self._print_tenth("rounds", int(task.completed), int(task.total or 1), status)
+        self._print_tenth(f"{self.place}rounds", int(task.completed), int(task.total or 1), status)
 
     def finished(self, times: Times) -> None:
         self.times = times

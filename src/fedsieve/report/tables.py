@@ -1,6 +1,7 @@
 """Tables for the terminal."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from rich.text import Text
 
 from fedsieve.federate.traffic import size
 from fedsieve.profile import SECTIONS, Times
-from fedsieve.report.statistics import interval
+from fedsieve.report.statistics import Interval, interval
 
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.calibration import Layers
@@ -91,6 +92,34 @@ def runs_table(results: Mapping[str, Mapping[str, Any]], title: str | None = Non
             duration(result["seconds"]),
         )
     return table
+
+
+def seeds_table(results: Sequence[Mapping[str, Any]], means: Mapping[str, Interval]) -> Table:
+    """One row for each seed's run, then the means with their intervals."""
+    columns = {
+        "test accuracy": ("test_accuracy", percent),
+        "test loss": ("test_loss", number),
+        "best val": ("best_val_accuracy", percent),
+        "sent up": ("bytes_up", size),
+        "time": ("seconds", duration),
+    }
+    table = _table(["seed", *columns])
+    for result in results:
+        table.add_row(str(result["seed"]), *(show(result[name]) for name, show in columns.values()))
+    table.add_section()
+    table.add_row("mean", *(with_margin(means.get(name), show) for name, show in columns.values()))
+    return table
+
+
+def with_margin(mean: Interval | None, show: Callable[[float], str]) -> str:
+    """A mean ± half the width of its interval, and the unit once: 69.2 ± 3.4%."""
+    if mean is None or mean.margin is None:
+        return "–" if mean is None else show(mean.mean)
+    value, margin = show(mean.mean), show(mean.margin) if mean.margin else "0"
+    figures = [re.fullmatch(r"([-+]?[\d.]+)(\D+)", text) for text in (value, margin)]
+    if figures[0] and figures[1] and figures[0][2] == figures[1][2]:
+        value = figures[0][1]
+    return f"{value} ± {margin}"
 
 
 def scores_table(scores: Mapping[str, Mapping[str, float | None]]) -> Table:

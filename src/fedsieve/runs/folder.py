@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -185,9 +185,11 @@ def read_experiment(run: Path) -> Experiment:
     return parse_experiment(path.read_text(), str(path))
 
 
-def threads_of(run: Path) -> int | Literal["auto"]:
-    """With how many threads a run was started, on which its bits depend; auto if there is none."""
-    return read_experiment(run).threads if (run / "experiment.yaml").exists() else "auto"
+def settled(experiment: Experiment, run: Path, resume: bool) -> Experiment:
+    """The experiment with nothing left open; resumed with the threads that the run has, for its bits depend on them."""
+    if resume and experiment.threads == "auto" and (run / "experiment.yaml").exists():
+        experiment = experiment.model_copy(update={"threads": read_experiment(run).threads})
+    return experiment.resolved()
 
 
 def _first_difference(old: Any, new: Any, key: str = "") -> tuple[str, Any, Any]:
