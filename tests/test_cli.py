@@ -301,5 +301,5 @@ def test_help_is_quick() -> None:
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert time.monotonic() - started < 5
     assert printed.splitlines()[-1] == "[]"
-    for command in ("run", "presets", "show", "split", "evaluate", "export", "cache", "demo", "mask"):
+    for command in ("run", "presets", "show", "split", "evaluate", "export", "cache", "demo", "mask", "compare"):
         assert command in printed

@@ -23,7 +23,7 @@ from fedsieve.phases import Phase, notes_on, plan, prepare
 from fedsieve.profile import Times, section, stopwatch
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result, settled
-from fedsieve.workbench import Observer, Workbench, configure_torch
+from fedsieve.workbench import Observer, Workbench, configure_torch, fingerprint_of
 from fedsieve.workers.crew import at_work
 
 
@@ -184,6 +184,7 @@ def conclude(
         "model_sha256": folder.save_model(bench.model),
         "seconds": clock.tick(),
         "seed": experiment.seed,
+        "data_fingerprint": fingerprint_of(bench.data),
         "phases": phases,
     }
 

@@ -114,8 +114,7 @@ def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> 
     if not sign or not key.strip():
         raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
     place = f"override '{override}'"
-    inner: dict[Location, str] = {}
-    value = _read_yaml(f"value: {text}", place, inner)["value"]
+    value = parse_value(text, place)
     *parents, last = key.strip().split(".")
     holder: Any = data
     path: Location = ()
@@ -131,6 +130,11 @@ def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> 
         del places[old]
     holder[index] = value
     places[path] = place
+
+
+def parse_value(text: str, source: str) -> Any:
+    """What stands behind `key=`, as YAML."""
+    return _read_yaml(f"value: {text}", source, {})["value"]
 
 
 def _index(holder: Any, part: str, override: str) -> str | int:

@@ -283,11 +283,11 @@ class DataHolders:
         return self.bench.training_data(SERVER, positions, self.depth)
 
 
-def fingerprint_of(data: Dataset, weights: Tensor) -> str:
-    """A hash of all that a run starts from beside its experiment."""
+def fingerprint_of(data: Dataset, *weights: Tensor) -> str:
+    """A hash of the data; with the first weights, of all that a run starts from beside its experiment."""
     digest = xxh3_128(f"{data.train.fingerprint} {data.test.fingerprint} {data.classes}".encode())
-    for tensor in (data.train.labels, data.test.labels, weights.cpu()):
-        digest.update(tensor.numpy().data)
+    for tensor in (data.train.labels, data.test.labels, *weights):
+        digest.update(tensor.cpu().numpy().data)
     return digest.hexdigest()
 
 

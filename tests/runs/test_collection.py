@@ -46,3 +46,10 @@ def test_what_differs_is_neither_the_seed_nor_who_worked_at_it(tmp_path: Path) -
 def test_dotted_keys_name_every_leaf() -> None:
     nested = {"a": 1, "b": [{"c": 2}, {"c": []}], "d": {}}
     assert flat(nested) == {"a": 1, "b.0.c": 2, "b.1.c": [], "d": {}}
+
+
+def test_states_of_runs(tmp_path: Path) -> None:
+    (made(tmp_path / "a") / "metrics.jsonl").write_text("{}\n" * 12)
+    made(tmp_path / "b", "model.head={ridge: {penalty: 1}}", "phases=[]")
+    runs, _ = find_runs([tmp_path])
+    assert [run.state for run in runs] == ["unfinished: round 12 of 40", "unfinished: round 0 of 1"]

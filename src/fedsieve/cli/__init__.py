@@ -5,10 +5,9 @@ from typing import Any
 
 import typer
 
-from fedsieve.cli import run, show
+from fedsieve.cli import compare, run, show, sweep
 from fedsieve.cli.cache import cache_app
 from fedsieve.cli.mask import mask_app
-from fedsieve.cli.sweep import sweep
 from fedsieve.errors import InputError, RunError
 
 app = typer.Typer(
@@ -16,7 +15,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run.run, sweep, show.presets, show.show, show.split, run.evaluate, run.export, run.demo):
+for command in (
+    run.run,
+    sweep.sweep,
+    compare.compare,
+    show.presets,
+    show.show,
+    show.split,
+    run.evaluate,
+    run.export,
+    run.demo,
+):
     app.command()(command)
 app.add_typer(mask_app, name="mask")
 app.add_typer(cache_app, name="cache")

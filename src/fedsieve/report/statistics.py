@@ -4,10 +4,12 @@ Few seeds and nearly normal accuracies: Student's t distribution gives both (Stu
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 LEVEL = 0.95  # of all intervals
+Pair = TypeVar("Pair", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,9 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, count, _t_point((1 + LEVEL) / 2, count - 1) * _error_of_mean(values, mean))
 
 
-def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Paired | None:
-    """The paired t test over the seeds that both have; None where they have none in common."""
-    seeds = sorted(one.keys() & other.keys())
+def paired(one: Mapping[Pair, float], other: Mapping[Pair, float]) -> Paired | None:
+    """The paired t test over the seeds (or whatever tells pairs apart) that both have; None if none in common."""
+    seeds = [seed for seed in one if seed in other]
     if not seeds:
         return None
     differences = [one[seed] - other[seed] for seed in seeds]

@@ -14,6 +14,7 @@ from fedsieve.report.statistics import Interval, interval
 
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.calibration import Layers
+    from fedsieve.report.compare import Comparison
 
 
 def percent(value: float | None) -> str:
@@ -120,6 +121,68 @@ def with_margin(mean: Interval | None, show: Callable[[float], str]) -> str:
     if figures[0] and figures[1] and figures[0][2] == figures[1][2]:
         value = figures[0][1]
     return f"{value} ± {margin}"
+
+
+def comparison_table(comparison: "Comparison") -> Table:
+    """One row for each group of runs: means over their seeds."""
+    from fedsieve.report.compare import short
+
+    shown = {
+        "test": ("test_accuracy", percent),
+        "test loss": ("test_loss", number),
+        "best val": ("best_val_accuracy", percent),
+        "sent up": ("bytes_up", size),
+        "down": ("bytes_down", size),
+        "time": ("seconds", duration),
+    }
+    keys = comparison.shown
+    title = "mean ± 95% interval" + (f" by {', '.join(keys)}" if keys else "")
+    table = _table([*(short(keys) or ["runs"]), "n", *shown], title)
+    for group in comparison.groups:
+        cells = [brief(group.values[key]) for key in keys] or ["all"]
+        for name, show in shown.values():
+            mean = group.means.get(name)
+            with_interval = name.startswith("test")  # the files have all of them; a line has no room
+            cells.append("–" if mean is None else with_margin(mean, show) if with_interval else show(mean.mean))
+        table.add_row(*map(Text, [*cells[: max(1, len(keys))], str(len(group.runs)), *cells[max(1, len(keys)) :]]))
+    return table
+
+
+def differences_table(comparison: "Comparison") -> Table:
+    """One row for each group but the baseline: how far from it, over runs with the same seed."""
+    from fedsieve.report.compare import label, short
+
+    keys, metric = comparison.shown, comparison.metric
+    show = {"bytes_up": size, "bytes_down": size, "seconds": duration}.get(
+        metric, percent if metric.endswith("accuracy") else number
+    )
+    title = f"{metric.replace('_', ' ')} less that of {label(comparison.baseline, comparison)}"
+    table = _table([*short(keys), "pairs", "difference", "p", "p (Holm)"], title)
+    for group in comparison.groups:
+        if group is comparison.baseline:
+            continue
+        found = group.difference
+        cells = [brief(group.values[key]) for key in keys]
+        if found is None:
+            cells += ["0", "–", "–"]
+        else:
+            mean = with_margin(found.difference, lambda value: signed(value, show))
+            cells += [str(found.difference.count), mean, chance(found.p)]
+        table.add_row(*map(Text, [*cells, chance(group.corrected)]))
+    return table
+
+
+def signed(value: float, show: Callable[[float], str]) -> str:
+    return f"-{show(-value)}" if value < 0 else show(value)
+
+
+def chance(p: float | None) -> str:
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def brief(text: str, limit: int = 20) -> str:
+    """The text, or its end where it is long: of a path the name."""
+    return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
 def scores_table(scores: Mapping[str, Mapping[str, float | None]]) -> Table:

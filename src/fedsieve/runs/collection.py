@@ -1,5 +1,6 @@
 """Several runs side by side: where they are, what differs between their settings, which repeat one another."""
 
+import difflib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,9 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsieve.config import Experiment
+from fedsieve.config import Experiment, RidgeHead
 from fedsieve.errors import InputError
 from fedsieve.runs.folder import read_experiment, read_metrics, read_result
+
+ALWAYS_THE_SAME = ("cifar100", "digits")  # data sets whose content is checked or built in, wherever they lie
 
 
 @dataclass(frozen=True)
@@ -25,11 +28,30 @@ class Run:
     def seed(self) -> int:
         return self.experiment.seed
 
+    @property
+    def rounds(self) -> int:
+        """How many it has when it is finished; a ridge head takes one of its own."""
+        alone = isinstance(self.experiment.model.head, RidgeHead)
+        return alone + sum(phase.rounds for phase in self.experiment.phases)
+
+    @property
+    def state(self) -> str:
+        return "finished" if self.result else f"unfinished: round {len(self.metrics)} of {self.rounds}"
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name, with its place where the name does not say which images are in it."""
+        data = self.experiment.data
+        return data.name if data.name in ALWAYS_THE_SAME else f"{data.name} {data.path}"
+
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All that the outcome depends on, by dotted key."""
         unimportant = {"workers", "threads", "track", "expect"}
-        return flat(self.experiment.model_dump(mode="json", exclude=unimportant))
+        settings = flat(self.experiment.model_dump(mode="json", exclude=unimportant))
+        if self.experiment.data.name in ALWAYS_THE_SAME:
+            del settings["data.path"]
+        return settings
 
 
 def read_run(path: Path) -> Run:
@@ -66,6 +88,28 @@ def grouped(runs: Sequence[Run], by: Sequence[str]) -> dict[tuple[str, ...], lis
     for run in runs:
         groups.setdefault(tuple(as_text(run.settings.get(key)) for key in by), []).append(run)
     return groups
+
+
+def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
+    """The first of all runs with the same settings and seed, and each later one with the one that it repeats."""
+    firsts: dict[str, Run] = {}
+    repeats = []
+    for run in runs:
+        first = firsts.setdefault(json.dumps(run.settings, sort_keys=True), run)
+        if first is not run:
+            repeats.append((run, first))
+    return list(firsts.values()), repeats
+
+
+def keys_named(word: str, runs: Sequence[Run]) -> list[str]:
+    """The dotted keys that are, or lie below, the key `word`; an error names those that may be meant instead."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.settings))
+    if named := [key for key in keys if key == word or key.startswith(f"{word}.")]:
+        return named
+    ending = [key for key in keys if key.endswith(f".{word}")]
+    near = ending or difflib.get_close_matches(word, keys, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near[:3])}?" if near else "`fedsieve show EXPERIMENT` lists all keys"
+    raise InputError(f"no run has a setting '{word}'; {hint}")
 
 
 def flat(value: Any, key: str = "") -> dict[str, Any]:
