@@ -35,7 +35,7 @@ def calibrate_phase(
         raise InputError(f"--client {client}: there is no such client; use 0 to {count - 1}")
     refuse_unless_free(out)
     configure_torch(experiment)
-    before = experiment.model_copy(update={"phases": experiment.phases[:index]})
+    before = experiment.model_copy(update={"phases": experiment.phases[:index], "track": ()})
     is_first = not before.phases and not isinstance(experiment.model.head, RidgeHead)
     starts_here = is_first or settings.mask.file is not None  # a file's mask does not depend on the weights
     bench = Workbench(experiment, observer if starts_here else Observer())  # else the run before says its notes

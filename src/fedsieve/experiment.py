@@ -23,6 +23,7 @@ from fedsieve.phases import Phase, notes_on, plan, prepare
 from fedsieve.profile import Times, section, stopwatch
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result, settled
+from fedsieve.runs.tracking import tracked
 from fedsieve.workbench import Observer, Workbench, configure_torch, fingerprint_of
 from fedsieve.workers.crew import at_work
 
@@ -35,7 +36,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
     """
     stopwatch.start()
     experiment = settled(experiment, out, resume)
-    observer = observer or Observer()
+    observer = tracked(experiment, out, observer or Observer())
     folder = RunFolder(out, experiment, resume)
     if folder.is_finished:
         observer.note(f"{out} is finished already")
@@ -64,12 +65,14 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             for phase in phases[state.progress.phase :]:
                 test = run_phase(experiment, phase, bench, state, folder, clock)
             result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
+        observer.concluded(result)  # before it is written: what is finished is never looked at again
         folder.save_result(result)
         seconds = stopwatch.take()
         of_workers, workers = (crew.seconds, crew.size) if crew is not None else ({}, 1)
         observer.finished(Times(sum(seconds.values()), seconds, of_workers, workers))
         return result
     finally:
+        observer.ended()
         folder.close()
 
 

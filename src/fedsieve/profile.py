@@ -24,6 +24,7 @@ SECTIONS = (  # in the order of a round
     "aggregate",
     "evaluate",
     "files",
+    "tracking",
     OTHER,
     IDLE,
 )

@@ -14,8 +14,9 @@ from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment, parse_experiment
 from fedsieve.report.compare import compare, in_few_words, short, telling
 from fedsieve.report.formats import as_csv, as_data, as_latex, escaped
+from fedsieve.runs.collection import FIGURES
 from fedsieve.runs.folder import read_result
-from fedsieve.runs.repeat import FIGURES, repeat
+from fedsieve.runs.repeat import repeat
 
 SMALL = """
 device: cpu

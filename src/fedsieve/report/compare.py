@@ -12,8 +12,8 @@ from typing import Any
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import parse_value
 from fedsieve.report.statistics import Interval, Paired, holm, paired
-from fedsieve.runs.collection import Run, as_text, differing, find_runs, grouped, keys_named, without_repeats
-from fedsieve.runs.repeat import FIGURES, means
+from fedsieve.runs.collection import FIGURES, Run, as_text, differing, find_runs, grouped, keys_named, without_repeats
+from fedsieve.runs.repeat import means
 
 
 @dataclass(frozen=True)

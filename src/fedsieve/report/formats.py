@@ -6,7 +6,7 @@ from typing import Any
 
 from fedsieve.report.compare import Comparison, Group, short
 from fedsieve.report.statistics import LEVEL, Interval
-from fedsieve.runs.repeat import FIGURES
+from fedsieve.runs.collection import FIGURES
 
 
 def as_data(comparison: Comparison) -> dict[str, Any]:

@@ -12,6 +12,16 @@ from fedsieve.config import Experiment, RidgeHead
 from fedsieve.errors import InputError
 from fedsieve.runs.folder import read_experiment, read_metrics, read_result
 
+FIGURES = (  # of a result, those that make sense as a mean
+    "test_accuracy",
+    "test_loss",
+    "val_accuracy",
+    "val_loss",
+    "best_val_accuracy",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
 ALWAYS_THE_SAME = ("cifar100", "digits")  # data sets whose content is checked or built in, wherever they lie
 
 

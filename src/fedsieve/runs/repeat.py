@@ -11,19 +11,9 @@ from fedsieve.errors import InputError
 from fedsieve.experiment import run
 from fedsieve.report.statistics import LEVEL, Interval, interval
 from fedsieve.runs.atomic import write_text
+from fedsieve.runs.collection import FIGURES
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.workbench import Observer
-
-FIGURES = (  # of a result, those that make sense as a mean
-    "test_accuracy",
-    "test_loss",
-    "val_accuracy",
-    "val_loss",
-    "best_val_accuracy",
-    "bytes_up",
-    "bytes_down",
-    "seconds",
-)
 
 
 def repeat(

@@ -1,0 +1,161 @@
+"""The trackers: a class for each, that imports its package when it is opened, and replays the rounds already done."""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsieve.runs.collection import as_text
+
+
+@dataclass(frozen=True)
+class Story:
+    """What a tracker is told when it is opened."""
+
+    folder: Path  # for its files
+    name: str  # of the run, for people
+    identity: str  # of the run, the same after an interruption
+    settings: Mapping[str, Any]  # by dotted key
+    rounds: Sequence[Mapping[str, float]]  # that are done already
+
+
+class Tracker(Protocol):
+    """Opened with a Story. A step is a round, counted over all phases from 1."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+    def close(self, finished: bool) -> None: ...
+
+
+class TensorBoard:
+    """Event files, which cannot be taken back: they are written anew whenever the run goes on."""
+
+    def __init__(self, story: Story) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import hparams
+
+        shutil.rmtree(story.folder, ignore_errors=True)
+        self.writer = SummaryWriter(str(story.folder), purge_step=0)  # who looks on forgets the deleted files, too
+        plain = {key: value for key, value in story.settings.items() if isinstance(value, bool | int | float)}
+        settings = {key: plain.get(key, as_text(value)) for key, value in story.settings.items()}
+        for summary in hparams(settings, {"result/test_accuracy": 0.0}):  # named here, known at the end
+            self.writer._get_file_writer().add_summary(summary)
+        for step, numbers in enumerate(story.rounds, 1):
+            self._add(step, numbers)
+        self.writer.flush()
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._add(step, numbers)
+        self.writer.flush()  # else they wait for two minutes
+
+    def _add(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self.writer.add_scalar(name, value, step)
+
+    def close(self, finished: bool) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """Offline unless WANDB_MODE says otherwise. Its files are written anew; an online run is continued by its id."""
+
+    def __init__(self, story: Story) -> None:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # nobody asked to tell others about crashes
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        if mode == "offline":
+            shutil.rmtree(story.folder, ignore_errors=True)
+        story.folder.mkdir(parents=True, exist_ok=True)
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "fedsieve"),
+            id=story.identity,
+            name=story.name,
+            config=dict(story.settings),
+            dir=story.folder,
+            mode=mode,
+            resume=None if mode == "offline" else "allow",
+            reinit="create_new",  # a script may have a run of its own
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        for step, numbers in enumerate(story.rounds, 1):
+            if step >= self.run.starting_step:  # the server has what comes before
+                self.log(step, numbers)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        if all(name.startswith("result/") for name in numbers):  # of the run, not of its last round
+            self.run.summary.update(dict(numbers))
+        else:
+            self.run.log(dict(numbers), step=step, commit=True)
+
+    def close(self, finished: bool) -> None:
+        self.run.finish(exit_code=0 if finished else 1)
+
+
+class MLflow:
+    """A database in the run's folder, or the server at MLFLOW_TRACKING_URI. It is asked what it knows already."""
+
+    def __init__(self, story: Story) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it tells of every table it makes
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self.client = MlflowClient(uri) if uri else _own_database(story.folder, MlflowClient)
+        place = self._experiment(None if uri else (story.folder / "artifacts").as_uri())
+        found = self.client.search_runs([place], f"tags.`fedsieve.id` = '{story.identity}'")
+        tags = {"fedsieve.id": story.identity}
+        run = found[0] if found else self.client.create_run(place, run_name=story.name, tags=tags)
+        self.run_id, self.is_new = run.info.run_id, not found
+        self.client.update_run(self.run_id, status="RUNNING")
+        self.known: dict[str, set[int]] = {}
+        params = [Param(key, as_text(value)) for key, value in story.settings.items() if key not in run.data.params]
+        for first in range(0, len(params), 100):  # the most it takes at a time
+            self.client.log_batch(self.run_id, params=params[first : first + 100])
+        for step, numbers in enumerate(story.rounds, 1):
+            self.log(step, numbers)
+
+    def _experiment(self, artifacts: str | None) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsieve")
+        found = self.client.get_experiment_by_name(name)
+        return str(found.experiment_id) if found else self.client.create_experiment(name, artifact_location=artifacts)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        new = [Metric(name, value, now, step) for name, value in numbers.items() if step not in self._steps(name)]
+        if new:
+            self.client.log_batch(self.run_id, metrics=new)
+
+    def _steps(self, name: str) -> set[int]:
+        """For which rounds it was told this number before the run was interrupted."""
+        if name not in self.known:
+            history = [] if self.is_new else self.client.get_metric_history(self.run_id, name)
+            self.known[name] = {metric.step for metric in history}
+        return self.known[name]
+
+    def close(self, finished: bool) -> None:
+        self.client.set_terminated(self.run_id, "FINISHED" if finished else "FAILED")
+
+
+def _own_database(folder: Path, client: Callable[[str], Any]) -> Any:
+    """Making its tables takes seconds; where that was cut short there is nothing in it yet, and it is made anew."""
+    ready = folder / "ready"
+    if not ready.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    opened = client(f"sqlite:///{folder / 'mlflow.db'}")
+    ready.touch()
+    return opened
+
+
+TRACKERS: dict[str, Callable[[Story], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
