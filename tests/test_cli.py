@@ -59,6 +59,14 @@ def test_split_shows_who_holds_what(fedsieve: Callable, file: Path) -> None:
 def test_presets_and_show(fedsieve: Callable) -> None:
     code, printed, _ = fedsieve("presets")
     assert code == 0 and any(line.startswith("digits-iid ") for line in printed.splitlines())
+    lines = printed.splitlines()
+    first, second = lines.index("Report 003 (14)"), lines.index("Report 004 (15)")
+    assert second - first == 14 + 2 and lines[first - 1] == "" and lines[0].startswith("cifar100-central ")
+    assert lines[first + 1].startswith("003-figure5-fedavg ")
+    code, printed, _ = fedsieve("presets", "002-table4.3")
+    assert code == 0 and printed.count("\n002-table4.3-") == 6 and len(printed.splitlines()) == 8
+    code, _, said = fedsieve("presets", "005")
+    assert code == 2 and said == "error: no preset begins with '005'; `fedsieve presets` lists them all\n"
     code, printed, _ = fedsieve("show", "digits-iid", "seed=5")
     assert code == 0 and printed.startswith("seed: 5\n") and "optimizer_state: reset" in printed
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
-from fedsieve.experiment_file import load_experiment, parse_experiment, preset_names, preset_text
+from fedsieve.experiment_file import experiment_name, load_experiment, parse_experiment
 
 FILE = """\
 seed: 1
@@ -137,13 +137,6 @@ def test_resolving_settles_what_is_open() -> None:
     assert federated.resolved() == federated
 
 
-@pytest.mark.parametrize("name", preset_names())
-def test_presets_resolve_and_say_what_they_are(name: str) -> None:
-    experiment = load_experiment(name)
-    assert preset_text(name).startswith("# ")
-    assert parse_experiment(experiment.resolved().to_yaml()) == experiment.resolved()
-
-
 def test_a_name_alone_means_its_defaults() -> None:
     experiment = parse_experiment(FILE, "f", ["model.head=mlp", "data.augment=[random_resized_crop]"])
     assert experiment.model.head.mlp.hidden == 512
@@ -162,6 +155,11 @@ def test_impossible_paths(name: str) -> None:
     ):
         with pytest.raises(InputError):
             call()
+
+
+def test_runs_are_called_like_their_experiment() -> None:
+    assert experiment_name("002-table4.3-fedavg-iid-edit") == "002-table4.3-fedavg-iid-edit"
+    assert experiment_name("some/folder/mine.yaml") == "mine"
 
 
 def test_unknown_preset() -> None:

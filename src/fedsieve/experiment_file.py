@@ -30,12 +30,30 @@ _Loader.add_implicit_resolver(
 
 
 def preset_names() -> list[str]:
+    """In the order of a person: nc5 before nc10."""
     folder = resources.files("fedsieve") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    names = (entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(names, key=lambda name: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)])
 
 
 def preset_text(name: str) -> str:
     return (resources.files("fedsieve") / "presets" / f"{name}.yaml").read_text()
+
+
+def preset_about(name: str) -> str:
+    """What a preset is, in one line."""
+    return preset_text(name).splitlines()[0].lstrip("# ")
+
+
+def report_of(preset: str) -> str | None:
+    """The number of the report that a preset repeats an experiment of, such as 003."""
+    number = preset.partition("-")[0]
+    return number if number.isdecimal() else None
+
+
+def experiment_name(name_or_file: str) -> str:
+    """What to call the runs of it: a preset's name may hold dots, a file's ending is left out."""
+    return name_or_file if name_or_file in preset_names() else Path(name_or_file).stem
 
 
 def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
@@ -47,7 +65,9 @@ def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experim
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"'{name_or_file[:60]}' cannot be read as text ({error}); give a YAML file") from None
     if name_or_file not in preset_names():
-        hint = _nearest(name_or_file, preset_names()) or f"; the presets are {', '.join(preset_names())}"
+        own = [name for name in preset_names() if report_of(name) is None]  # those of reports would fill a page
+        hint = _nearest(name_or_file, preset_names())
+        hint = hint or f"; the presets are {', '.join(own)}, and those of reports that `fedsieve presets` lists"
         raise InputError(f"'{name_or_file}' is neither a file nor a preset{hint}")
     return parse_experiment(preset_text(name_or_file), f"preset {name_or_file}", overrides)
 

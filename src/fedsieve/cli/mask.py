@@ -43,10 +43,10 @@ def mask_calibrate(
 
     The phases before it are run first, into DIR/before; after an interruption the same command goes on there.
     """
-    from fedsieve.experiment_file import load_experiment
+    from fedsieve.experiment_file import experiment_name, load_experiment
 
     settings = load_experiment(experiment, overrides or [])
-    folder = out or new_folder(f"{Path(experiment).stem}-mask")
+    folder = out or new_folder(f"{experiment_name(experiment)}-mask")
     from fedsieve.calibration import calibrate_phase, density
     from fedsieve.report.plots import plot_density
     from fedsieve.report.progress import ProgressBar

@@ -29,12 +29,12 @@ def run(
 ) -> None:
     """Run an experiment, and write its metrics, model and result to a folder."""
     started = time.perf_counter()
-    from fedsieve.experiment_file import load_experiment
+    from fedsieve.experiment_file import experiment_name, load_experiment
 
     settings = load_experiment(experiment, overrides or [])
     if resume and out is None:
         raise InputError("--resume needs to know which run to go on with; add --out DIR")
-    folder = out or new_folder(Path(experiment).stem)
+    folder = out or new_folder(experiment_name(experiment))
     if seeds > 1:
         if profile:
             raise InputError("--profile looks at one run; leave out --seeds")

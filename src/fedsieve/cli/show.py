@@ -7,16 +7,26 @@ from typing import Annotated
 import typer
 
 from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, console
+from fedsieve.errors import InputError
 
 
-def presets() -> None:
-    """List the experiments that come with fedsieve."""
-    from fedsieve.experiment_file import preset_names, preset_text
+def presets(
+    beginning: Annotated[
+        str, typer.Argument(metavar="BEGINNING", help="Only those whose names begin so: 001, digits, 002-table4.2")
+    ] = "",
+) -> None:
+    """List the experiments that come with fedsieve, those of each report under a heading."""
+    from fedsieve.experiment_file import preset_about, preset_names, report_of
 
-    names = preset_names()
-    for name in names:
-        about = preset_text(name).splitlines()[0].lstrip("# ")
-        print(f"{name:<{max(map(len, names))}}  {about}")
+    names = [name for name in preset_names() if name.startswith(beginning)]
+    if not names:
+        raise InputError(f"no preset begins with '{beginning}'; `fedsieve presets` lists them all")
+    for report in sorted({report_of(name) or "" for name in names}):
+        group = [name for name in names if (report_of(name) or "") == report]
+        if report:
+            print(f"\nReport {report} ({len(group)})")
+        for name in group:
+            print(f"{name:<{max(map(len, group))}}  {preset_about(name).removeprefix(f'Report {report}, ')}")
 
 
 def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:
