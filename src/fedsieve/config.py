@@ -97,6 +97,7 @@ class DataSettings(Settings):
     name: Literal["cifar100", "digits", "folder", "npz"] = "digits"
     path: str | None = None
     image_size: int | None = Field(None, ge=1)  # None: 32 for pico, 64 for any other backbone
+    limit: int | None = Field(None, ge=1)  # at most so many training images
     validation: float = Field(0.2, ge=0, lt=1)
     augment: Annotated[tuple[Augmentation, ...], FromList] = ()
     evaluate_crop: EvaluateCrop = "resize"

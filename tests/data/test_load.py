@@ -31,6 +31,27 @@ def test_digits_are_scikit_learns() -> None:
     assert sorted(ours) == expected
 
 
+@pytest.mark.parametrize("limit", [1, 7, 10, 333, 1437])
+def test_a_limit_keeps_each_class_in_proportion(limit: int) -> None:
+    whole = load(DataSettings(name="digits"))
+    some = load(DataSettings(name="digits", limit=limit))
+    assert len(some.train) == limit and some.classes == whole.classes
+    assert some.test.fingerprint == whole.test.fingerprint
+    shares = np.bincount(whole.train.labels, minlength=10) * limit / len(whole.train)
+    assert np.all(np.abs(np.bincount(some.train.labels, minlength=10) - shares) < 1)
+    known, ours = (
+        {(bytes(image.numpy()), int(label)) for image, label in zip(data.train.images, data.train.labels, strict=True)}
+        for data in (whole, some)
+    )
+    assert ours <= known and f"data.limit: {limit:,} of 1,438 training images are used" in some.notes
+    assert load(DataSettings(name="digits", limit=limit)).train.fingerprint == some.train.fingerprint
+
+
+def test_a_limit_above_all_changes_nothing() -> None:
+    some, whole = load(DataSettings(name="digits", limit=1438)), load(DataSettings(name="digits"))
+    assert some.train.fingerprint == whole.train.fingerprint and some.notes == []
+
+
 def pickled(arrays: dict) -> bytes:
     """A file like CIFAR's: a dictionary of arrays and lists whose keys are bytes."""
     return pickle.dumps({key.encode(): value for key, value in arrays.items()}, protocol=4)

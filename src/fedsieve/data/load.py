@@ -58,7 +58,16 @@ def load(settings: DataSettings) -> Dataset:
     """Read the data set that the experiment names."""
     if settings.path is not None and not Path(settings.path).exists():
         raise InputError(f"data.path: {settings.path} does not exist; give the place where the data lies")
-    return LOADERS[settings.name](settings)
+    data = LOADERS[settings.name](settings)
+    return data if settings.limit is None or settings.limit >= len(data.train) else limited(data, settings.limit)
+
+
+def limited(data: Dataset, limit: int) -> Dataset:
+    """With only so many training images, each class in proportion: the same for every seed, like the test set."""
+    _, kept = stratified(data.train.labels.numpy(), limit, numpy_generator(0, "limit"))
+    note = f"data.limit: {limit:,} of {len(data.train):,} training images are used"
+    train = Samples(data.train.images[kept], data.train.labels[kept])
+    return Dataset(train, data.test, data.classes, [*data.notes, note])
 
 
 def load_cifar100(settings: DataSettings) -> Dataset:
