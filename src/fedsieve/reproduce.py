@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,7 +133,7 @@ def choose(report: str, place: str | None = None, patterns: Sequence[str] = ()) 
 
 def places_of(preset: str) -> list[str]:
     """Where in its report a preset's experiment stands: `table 2`, `figure 5`."""
-    expect = load_experiment(preset).expect
+    expect = _read(preset).expect
     return [part for part in expect.source.split(", ") if part.split()[0] in PLACES] if expect else []
 
 
@@ -171,8 +172,15 @@ def make_plan(
 
 def at_scale(preset: str, scale: Scale, overrides: Sequence[str] = ()) -> Experiment:
     """A preset, shrunken; whatever an override says stays as it says."""
-    asked = load_experiment(preset, [*scale.defaults, *overrides])
-    return parse_experiment(shrunken(asked, scale).to_yaml(), f"preset {preset}", overrides)
+    asked = _read(preset, (*scale.defaults, *overrides))
+    small = shrunken(asked, scale)
+    return parse_experiment(small.to_yaml(), f"preset {preset}", overrides) if overrides else small
+
+
+@cache
+def _read(preset: str, overrides: tuple[str, ...] = ()) -> Experiment:
+    """Kept, since reading YAML takes most of the time of planning."""
+    return load_experiment(preset, overrides)
 
 
 # ------------------------------------------------------------------------------------- running and comparing
