@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsieve.calibration import density, overlap
 from fedsieve.config import Experiment
 from fedsieve.federate.masks import Masks
+from fedsieve.layers import density, overlap
 from fedsieve.report.plots import plot_density
 from fedsieve.sieve.mask import Mask
 

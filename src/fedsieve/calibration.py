@@ -1,8 +1,5 @@
-"""The mask of a phase without the phase itself: calibrated as a run would do it, saved, and counted layer by layer."""
+"""The mask of a phase without the phase itself: calibrated as a run would do it, and saved."""
 
-import re
-from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedsieve.config import Experiment, PhaseSettings, RidgeHead
@@ -11,7 +8,6 @@ from fedsieve.experiment import run
 from fedsieve.federate.client import Broadcast
 from fedsieve.model.checkpoint import fill
 from fedsieve.model.classifier import read_classifier_file
-from fedsieve.model.flat import KINDS, kind_of
 from fedsieve.phases import Phase, masks_of, plan, training_depth
 from fedsieve.sieve.mask import FILE_NAME, Mask
 from fedsieve.workbench import Observer, Workbench, configure_torch
@@ -100,64 +96,3 @@ def first_mask(experiment: Experiment, phase: Phase, bench: Workbench, client: i
     masks.begin_phase()
     masks.begin_round(broadcast)
     return masks.mask(bench.client_data(client, depth), broadcast)
-
-
-# -------------------------------------------------------------------------------------- layer by layer
-
-LAYERS = ("q", "k", "v", "proj", "fc1", "fc2", "norms")  # of a ViT's block
-REST = {"patch": "patch", "tokens": "tokens", "norm": "final norm", "head": "head"}  # of a ViT outside of its blocks
-BLOCK = re.compile(r"(?:backbone\.)?blocks\.(\d+)\.(?:attn\.|mlp\.)?(\w+)")
-Cell = tuple[int | str, str]  # row and column: a block's number or a kind of layer, and one of LAYERS or "all"
-
-
-@dataclass(frozen=True)
-class Layers:
-    """A share (a density, say) of every layer; None for layers that a mask does not cover."""
-
-    blocks: dict[int, dict[str, float | None]]  # by number, then by LAYERS and "all"; empty for a network without
-    rest: dict[str, float | None]  # by kind of layer
-    total: float
-
-
-def density(mask: Mask) -> Layers:
-    """The active share of every layer's weights."""
-    return shares(mask, Mask.full(mask.shapes))
-
-
-def overlap(one: Mask, other: Mask) -> Layers:
-    """The Jaccard index of every layer: weights in both over weights in either; 1 where both are empty."""
-    return shares(one & other, one | other)
-
-
-def shares(part: Mask, whole: Mask) -> Layers:
-    """How much of `whole` is in `part`, which lies within it."""
-    counted, size = Counter[Cell](), Counter[Cell]()
-    has_blocks = any(BLOCK.match(name) for name in whole.shapes)
-    for name in whole.shapes:
-        cells = _cells(name) if has_blocks else [(kind_of(name) or "other", "all")]
-        for mask, total in ((part, counted), (whole, size)):
-            for (row, column), bits in zip(cells, mask[name].flatten().chunk(len(cells)), strict=True):
-                for cell in {(row, column), (row, "all")}:
-                    total[cell] += int(bits.sum())
-
-    def share(row: int | str, column: str = "all") -> float | None:
-        if (row, column) not in size:
-            return None
-        return counted[row, column] / size[row, column] if size[row, column] else 1.0
-
-    depth = 1 + max((row for row, _ in size if isinstance(row, int)), default=-1)
-    blocks = {row: {column: share(row, column) for column in (*LAYERS, "all")} for row in range(depth)}
-    rows = [*(REST.values() if has_blocks else (kind for kind in KINDS if (kind, "all") in size))]
-    rest = {row: share(row) for row in rows + ["other"] * (("other", "all") in size)}
-    return Layers(blocks, rest, part.active / whole.active if whole.active else 1.0)
-
-
-def _cells(name: str) -> list[Cell]:
-    """Where a tensor of a ViT is counted; in three cells for q, k and v, which are the thirds of one tensor."""
-    found = BLOCK.match(name)
-    if found is None:
-        return [(REST.get(kind_of(name) or "", "other"), "all")]
-    block, layer = int(found[1]), found[2]
-    columns = {"qkv": ("q", "k", "v"), "norm1": ("norms",), "norm2": ("norms",), "ls1": ("norms",), "ls2": ("norms",)}
-    places = columns.get(layer, (layer,) if layer in LAYERS else ())
-    return [(block, column) for column in places] or [("other", "all")]

@@ -52,6 +52,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             )
         if saved is not None and saved.progress.fingerprint != fingerprint:
             raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
+        folder.save_split(bench.holdings())
         versions = Versions.at_start(bench.model, experiment.clients.count, experiment.clients.have_backbone)
         state = Checkpoint(Progress(fingerprint=fingerprint), bench.model.vector, None, versions)
         state = state if saved is None else saved.onto(state)

@@ -49,6 +49,7 @@ SYNCHRONIZE = "FEDSIEVE_SYNCHRONIZE"  # set by --profile: a GPU is waited for, t
 TRIM_THRESHOLD, MMAP_THRESHOLD, NEVER = -1, -3, (1 << 31) - 1  # of glibc's mallopt
 SLOW = 2000  # so many images take long enough to show progress
 AT_A_TIME = 4096  # clients whose class counts are held at once
+WRITTEN_DOWN = 200  # clients of whom the run's folder says which classes they hold
 
 
 class Observer:
@@ -242,6 +243,13 @@ class Workbench:
         """Of the model as it stands on a client's own training samples."""
         score = self.score(self.data.train, self.training[self.split.clients[job.about["client"]]])
         return Answer({"loss": score.loss if score is not None else 0.0})
+
+    def holdings(self) -> dict[str, Any]:
+        """Who holds how many training samples of which class, of the first clients."""
+        labels, clients = self.data.train.labels.numpy()[self.training], self.split.clients
+        counts = clients[:WRITTEN_DOWN].count_classes(labels, len(self.data.classes))
+        held = [{str(k): int(row[k]) for k in row.nonzero()[0]} for row in counts]
+        return {"classes": self.data.classes, "count": len(clients), "clients": held}
 
     def client_accuracies(self, score: Score | None = None) -> list[float | None]:
         """Each client's accuracy on its own held-out samples or, without any, on the test set by its class shares.

@@ -47,7 +47,8 @@ def mask_calibrate(
 
     settings = load_experiment(experiment, overrides or [])
     folder = out or new_folder(f"{experiment_name(experiment)}-mask")
-    from fedsieve.calibration import calibrate_phase, density
+    from fedsieve.calibration import calibrate_phase
+    from fedsieve.layers import density
     from fedsieve.report.plots import plot_density
     from fedsieve.report.progress import ProgressBar
     from fedsieve.report.tables import layers_table
@@ -72,7 +73,7 @@ def mask_compare(
     as_json: JsonOption = False,
 ) -> None:
     """Show how much two masks have in common: weights in both over weights in either (Jaccard index)."""
-    from fedsieve.calibration import overlap
+    from fedsieve.layers import overlap
     from fedsieve.sieve.mask import Mask
 
     first, second = Mask.load(one), Mask.load(other)

@@ -21,6 +21,7 @@ from fedsieve.federate.hidden import HiddenRound
 from fedsieve.federate.jobs import Answer, Ask, Job
 from fedsieve.federate.select import by_size, highest, uniform
 from fedsieve.federate.traffic import Traffic
+from fedsieve.layers import MeanDensity
 from fedsieve.profile import section
 from fedsieve.randomness import numpy_generator
 
@@ -48,6 +49,7 @@ class Round:
     broadcast: Broadcast
     of_all: int  # its number among the rounds of all phases
     interference: Interference | None  # None: nobody asks how clients disagree
+    density: MeanDensity | None  # of the clients' masks; None: there are none, or they are much like the last round's
     traffic: Traffic = field(default_factory=Traffic)
     chosen: list[int] = field(default_factory=list)
     selection: dict[str, Any] = field(default_factory=dict)  # what there is to say about the choice
@@ -87,6 +89,8 @@ class Round:
             line |= {"drift_max": max(drifts.values()), "drift": drifts}
             found = self.interference.finish().items()
             line |= {name: value for name, value in found if not name.startswith("drift")}
+        if self.density is not None and self.density.masks:
+            line["layers"] = self.density.layers().rounded()
         return line
 
 
@@ -113,7 +117,7 @@ class Server:
         scope, versions = self.exchange.scope, self.exchange.versions
         before, seen = scope.read(), versions.seen.clone()
         broadcast = self.their_side.broadcast = Broadcast(self.settings.name, number, self.settings.rounds, before)
-        round = Round(broadcast, rounds_before + 1, self.interference())
+        round = Round(broadcast, rounds_before + 1, self.interference(), self._density(number))
         try:
             self._make_masks(round)
             self._choose(round)
@@ -130,6 +134,11 @@ class Server:
             versions.record(scope, before, after)
             self.memory.commit()
             return round.line()
+
+    def _density(self, number: int) -> MeanDensity | None:
+        """To be told of the clients' masks in the first and the last round of a phase, which is enough to know them."""
+        masks = self.their_side.context.masks
+        return MeanDensity(masks.shapes) if masks is not None and number in (1, self.settings.rounds) else None
 
     def _make_masks(self, round: Round) -> None:
         """A mask for the round if it needs a new one; what making masks cost is part of the round that begins so."""
@@ -202,6 +211,8 @@ class Server:
                     if round.interference is not None:
                         positions = update.positions(len(round.broadcast.weights))
                         round.interference.add(client, update.vectors["delta"], positions, update.mask)
+                    if round.density is not None and update.mask is not None:
+                        round.density.add(update.mask)
                 round.samples[client], round.metrics[client] = update.samples, update.metrics
                 if answer.about["remembers"]:
                     self.memory.keep(client, round.of_all)
@@ -256,6 +267,9 @@ class Server:
                     self.memory.keep(client, round.of_all)
         with section("aggregate"):
             after, round.metrics[ALL] = hidden.finish()
+            masks = self.their_side.context.masks
+            if round.density is not None and masks is not None and masks.shared is not None:
+                round.density.add(masks.shared)  # else nobody knows
         round.samples[ALL] = 1
         return after
 

@@ -16,7 +16,7 @@ from fedsieve.report.tables import percent
 from fedsieve.runs.atomic import written_atomically
 
 if TYPE_CHECKING:
-    from fedsieve.calibration import Layers
+    from fedsieve.layers import Layers
 
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2", "#9c6b4e", "#6cc5b0", "#97bbf5"]
 

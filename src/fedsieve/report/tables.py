@@ -13,7 +13,7 @@ from fedsieve.profile import SECTIONS, Times
 from fedsieve.report.statistics import Interval, interval
 
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
-    from fedsieve.calibration import Layers
+    from fedsieve.layers import Layers
     from fedsieve.report.compare import Comparison
 
 

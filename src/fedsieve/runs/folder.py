@@ -1,4 +1,4 @@
-"""A run's folder: experiment.yaml, metrics.jsonl, checkpoints/, and at the end model.safetensors and result.json."""
+"""A run's folder: experiment.yaml, split.json, metrics.jsonl, checkpoints/; then model.safetensors, result.json."""
 
 import fcntl
 import hashlib
@@ -90,6 +90,10 @@ class RunFolder:
             lock.close()
             raise InputError(f"--out {self.path} is in use by another process; wait for it or give another") from None
         self._lock = lock
+
+    def save_split(self, holdings: dict[str, Any]) -> None:
+        """Write split.json, who holds what, for whoever looks at the run."""
+        write_text(self.path / "split.json", json.dumps(holdings, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
         if self._lock is not None:
