@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test bench bench-parts clean
+.PHONY: demo test browser bench bench-parts clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -12,6 +12,9 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# The tests of HTML pages need a browser; without one they are skipped.
+browser: .venv/browser
 
 bench: bench/.venv/installed
 	bench/$(BIN)/python bench/peers.py
@@ -33,6 +36,10 @@ bench-parts: .venv/installed
 .venv/installed-dev: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ .venv/installed
+
+.venv/browser: .venv/installed-dev scripts/get_browser.sh
+	bash scripts/get_browser.sh $(BIN)
+	touch $@
 
 # The peers that the benchmark compares with have an environment of their own, with fedsieve in it.
 bench/.venv/bin/python:

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from fedsieve.cli import compare, run, show, studies, sweep
+from fedsieve.cli import compare, pages, run, show, studies, sweep
 from fedsieve.cli.cache import cache_app
 from fedsieve.cli.mask import mask_app
 from fedsieve.errors import InputError, RunError
@@ -20,6 +20,9 @@ for command in (
     sweep.sweep,
     compare.compare,
     studies.reproduce,
+    pages.report,
+    pages.watch,
+    pages.explore,
     show.presets,
     show.show,
     show.split,

@@ -185,6 +185,23 @@ def brief(text: str, limit: int = 20) -> str:
     return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
+def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
+    """One row for each group of runs that differ only in the seed, as `report.overview` describes them."""
+    table = _table(["runs", "seeds", "test accuracy", "sent up", "time", "state"])
+    table.columns[0].overflow = "fold"
+
+    def cell(figure: Sequence[Any] | None, show: Callable[[float], str], with_margin: bool = False) -> str:
+        if figure is None:
+            return "–"
+        return show(figure[0]) + (f" ± {show(figure[1])}" if with_margin and figure[1] is not None else "")
+
+    for group in groups:
+        accuracy, up, seconds = (group["figures"][name] for name in ("test_accuracy", "bytes_up", "seconds"))
+        cells = [cell(accuracy, percent, with_margin=True), cell(up, size), cell(seconds, duration)]
+        table.add_row(Text(group["name"]), str(len(group["seeds"])), *cells, group["state"])
+    return table
+
+
 def scores_table(scores: Mapping[str, Mapping[str, float | None]]) -> Table:
     """Figures measured again beside those the run recorded."""
     table = _table(["", "measured now", "recorded by the run"])
