@@ -1,0 +1,311 @@
+"""The pages as a reader has them, in a real browser: opened from disk, in both themes, on a phone, pointed at."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsieve.cli import main
+from fedsieve.experiment import run
+from fedsieve.experiment_file import parse_experiment
+
+HOSTILE = "</script><img src=x onerror=alert(1)> & \"quoted\" 'too'"  # a folder '<' with a folder in it
+SMALL = """
+seed: 1
+device: cpu
+threads: 1
+data: {name: digits, image_size: 16, validation: 0.2}
+model: {backbone: pico}
+clients: {count: 4, fraction: 0.5, split: {kind: classes, per_client: 3}}
+phases:
+  - {name: head, train: head, rounds: 3, local: {epochs: 1, batch_size: 32, lr: 0.1}}
+  - {name: edit, train: backbone, rounds: 2, local: {steps: 1, batch_size: 8, lr: 0.5, clip_norm: 1.0}}
+evaluate: {clients: true, sample: 60}
+"""
+MASK = "phases.1.mask={sparsity: 0.9, calibration_rounds: 1, fisher: {samples: 8}, scope: server}"
+CHARTS = ["accuracy", "loss", "drift", "cosine", "bytes", "seconds", "phases"]  # that show every run
+CONTRASTS = """
+(selectors) => {  // of text on what is behind it, as WCAG has it: (lighter + 0.05) / (darker + 0.05)
+  const canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const luminance = (colour) => {
+    canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3)
+      .map((k) => k / 255).map((k) => k <= 0.04045 ? k / 12.92 : ((k + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (ink, paper) => {
+    const [dark, bright] = [luminance(ink), luminance(paper)].sort((one, other) => one - other);
+    return (bright + 0.05) / (dark + 0.05);
+  };
+  const style = (one) => getComputedStyle(one), paper = style(document.body).backgroundColor;
+  const found = selectors.map((selector) => {
+    const one = document.querySelector(selector);
+    return [selector, ratio(one.ownerSVGElement ? style(one).fill : style(one).color, paper)];
+  });
+  const cells = [...document.querySelectorAll('rect.cell:not(.none)')];  // each with its number right behind it
+  return [...found, ...cells.map((cell) => ['cell', ratio(style(cell.nextSibling).fill, style(cell).fill)])];
+}
+"""
+
+
+def browser_file() -> str | None:
+    """A Chromium that is installed; None lets Playwright take its own, if it has one."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright; pip install -e '.[dev]'")
+    options = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses to be root in its sandbox
+    with playwright.sync_playwright() as started:
+        try:
+            chromium = started.chromium.launch(executable_path=browser_file(), args=options)
+        except playwright.Error as error:
+            if os.environ.get("FEDSIEVE_BROWSER") == "required":
+                raise
+            pytest.skip(f"no browser to test pages in; `make browser` gets one ({str(error).splitlines()[0]})")
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds with masks, one run without, one that is not finished, one with a hostile name."""
+    folder = tmp_path_factory.mktemp("pages") / "runs"
+    for seed in (1, 2):
+        run(parse_experiment(SMALL, "small.yaml", [MASK, f"seed={seed}"]), folder / f"sparse/seed-{seed}")
+    run(parse_experiment(SMALL, "small.yaml", []), folder / "dense")
+    for name, rate in (("stopped", 0.25), (HOSTILE, 0.125)):
+        copied = folder / name
+        shutil.copytree(folder / "dense", copied)
+        changed = parse_experiment(SMALL, "small.yaml", [f"phases.1.local.lr={rate}"]).resolved()
+        (copied / "experiment.yaml").write_text(changed.to_yaml())
+    stopped = folder / "stopped"
+    (stopped / "result.json").unlink()
+    lines = (stopped / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (stopped / "metrics.jsonl").write_text("".join(lines[:2]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path) -> Path:
+    out = runs.parent / "report.html"
+    assert called("report", str(runs), "--out", str(out)) == 0
+    return out
+
+
+def called(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def opened(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Open a file or an address; whatever the browser complains of, or asks of a network, fails the test."""
+    trouble: list[str] = []
+    pages = []
+
+    def open_page(where: Path | str, width: int = 1200, scheme: str = "light") -> Any:
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        page.on("console", lambda message: trouble.append(message.text) if message.type != "log" else None)
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        address = where.as_uri() if isinstance(where, Path) else where
+        page.on(
+            "request", lambda asked: None if asked.url.startswith((address, "data:")) else trouble.append(asked.url)
+        )
+        page.goto(address)
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert not trouble
+
+
+def data_in(page: Any) -> dict[str, Any]:
+    return json.loads(page.locator("#data").text_content())
+
+
+# ---------------------------------------------------------------------------------------------------- report
+
+
+def test_every_section_has_its_charts_and_they_are_not_empty(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    counts = {"learning": 2, "drifting": 2, "cost": 3, "masks": 1, "holdings": 1, "clients": 3}
+    for section, count in counts.items():
+        figures = page.locator(f"#{section} figure[data-chart]")
+        assert figures.count() == count, section
+        for figure in figures.all():
+            marks = figure.locator("svg >> css=path, rect.bar, rect.cell").count()
+            box = figure.locator(".plot svg").first.bounding_box()
+            assert marks > 0 and box["width"] > 200 and box["height"] > 40
+    for chart in CHARTS:
+        assert page.locator(f"figure[data-chart='{chart}'] g.series").count() == 4, chart
+    assert page.locator("figure[data-chart='accuracy'] .band").count() == 1  # only one has several seeds
+    assert page.locator("figure[data-chart='accuracy'] .phase-name").all_text_contents() == ["head", "edit"]
+
+
+def test_the_table_says_what_the_runs_say(report: Path, runs: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    rows = {row.locator("td").first.inner_text(): row.inner_text() for row in page.locator("#results tbody tr").all()}
+    result = json.loads((runs / "dense/result.json").read_text())
+    assert f"{100 * result['test_accuracy']:.1f}%" in rows["dense"] and "finished" in rows["dense"]
+    assert "unfinished, round 2 of 5" in rows["stopped"] and "±" in rows["sparse"]
+    settings = page.locator("#settings table").first.inner_text()
+    assert "phases.1.mask.sparsity" in settings and "data.name" not in settings
+
+
+def test_the_legend_hides_a_run_in_all_charts_and_shows_it_again(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    button = page.get_by_role("button", name="sparse", exact=True)
+    button.focus()
+    page.keyboard.press("Enter")
+    assert button.get_attribute("aria-pressed") == "false"
+    for chart in CHARTS:
+        names = page.locator(f"figure[data-chart='{chart}'] g.series").evaluate_all(
+            "all => all.map(g => g.dataset.series)"
+        )
+        assert names and "sparse" not in names, chart
+    assert page.locator("#masks figure").count() == 0 and page.locator("#clients figure").count() == 2
+    assert page.evaluate("document.activeElement.dataset.key") == "legend sparse"  # the reader is where they were
+    page.keyboard.press("Enter")
+    assert page.locator("figure[data-chart='loss'] g.series[data-series='sparse']").count() == 1
+
+
+def test_pointing_at_a_chart_tells_the_datas_values(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    figure = page.locator("figure[data-chart='accuracy']")
+    groups = {group["name"]: group for group in data_in(page)["groups"]}
+    figure.scroll_into_view_if_needed()
+    box = figure.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 14, box["y"] + 120)  # the last round
+    tip = figure.locator(".tip")
+    assert tip.locator("b").inner_text() == "round 5, edit"
+    told = {row.get_attribute("data-series"): row.inner_text() for row in tip.locator("div").all()}
+    assert told.keys() == set(groups) - {"stopped"}
+    for name, text in told.items():
+        assert f"{100 * groups[name]['curves']['val_accuracy']['y'][-1]:.1f}%" in text
+    assert re.search(r"± \d+\.\d%", told["sparse"])
+    page.mouse.move(5, 5)
+    assert tip.is_hidden()
+
+
+def test_arrow_keys_tell_the_same_values(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    figure = page.locator("figure[data-chart='accuracy']")
+    figure.locator("svg").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert figure.locator(".tip b").inner_text() == "round 5, edit"
+    page.keyboard.press("ArrowLeft")
+    assert figure.locator(".tip b").inner_text() == "round 4, edit"
+    page.keyboard.press("Escape")
+    assert figure.locator(".tip").is_hidden()
+
+
+def test_dragging_over_rounds_looks_closer_at_them(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    ticks = "figure[data-chart='loss'] text"
+    before = page.locator(ticks).all_text_contents()
+    page.locator("figure[data-chart='accuracy']").scroll_into_view_if_needed()
+    box = page.locator("figure[data-chart='accuracy'] svg").bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 100)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.95, box["y"] + 100, steps=4)
+    page.mouse.up()
+    assert page.locator(ticks).all_text_contents() != before
+    page.get_by_role("button", name="Show all rounds").click()
+    assert page.locator(ticks).all_text_contents() == before
+
+
+def test_a_heat_map_tells_who_holds_what(report: Path, runs: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    split = json.loads((runs / "dense/split.json").read_text())
+    figure = page.locator("#holdings figure").first
+    figure.scroll_into_view_if_needed()
+    cells = figure.locator("rect.none").bounding_box()
+    for client, label in ((0, 0), (3, 9), (1, 4)):
+        page.mouse.move(
+            cells["x"] + (label + 0.5) * cells["width"] / 10, cells["y"] + (client + 0.5) * cells["height"] / 4
+        )
+        count = split["clients"][client].get(str(label), 0)
+        assert figure.locator(".tip").inner_text().split() == [
+            "client",
+            str(client),
+            f"{label}:",
+            str(count),
+            "samples",
+        ]
+
+
+def test_both_themes_can_be_read(report: Path, opened: Callable[..., Any]) -> None:
+    backgrounds = set()
+    for scheme in ("light", "dark"):
+        page = opened(report, scheme=scheme)
+        for _ in range(2):  # as the system says, and the other by the button
+            backgrounds.add(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            texts = ["h1", ".note", "td", "th", "figcaption", ".plot text", "summary", ".badge"]
+            found = page.evaluate(CONTRASTS, texts)
+            assert len(found) > 50 and min(ratio for _, ratio in found) >= 4.5, found
+            page.locator("button.theme").click()
+    assert len(backgrounds) == 2
+
+
+@pytest.mark.parametrize("width", [360, 768])
+def test_a_narrow_screen_never_scrolls_sideways(width: int, report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report, width=width)
+    for details in page.locator("summary").all():
+        details.click()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("figure[data-chart='accuracy'] svg").bounding_box()["width"] > width / 2.5
+
+
+def test_charts_fit_anew_when_the_window_changes(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    page.set_viewport_size({"width": 360, "height": 700})
+    page.wait_for_function("document.querySelector('figure[data-chart=loss] svg').clientWidth < 340")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_hostile_names_are_text(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    alerts: list[str] = []
+    page.on("dialog", lambda dialog: alerts.append(dialog.message))
+    assert page.locator("#results td", has_text=HOSTILE).count() == 1
+    assert page.get_by_role("button", name=HOSTILE).count() == 1
+    page.get_by_role("button", name=HOSTILE).click()
+    assert not alerts and page.locator("img[src='x']").count() == 0
+
+
+def test_the_commands_can_be_read_and_the_file_saved(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    page.locator("#commands summary", has_text="dense").first.click()
+    opened_one = page.locator("#commands details[open]")
+    assert "fedsieve run dense.yaml --out runs/dense" in opened_one.inner_text()
+    with page.expect_download() as saving:
+        opened_one.get_by_role("link").click()
+    assert saving.value.suggested_filename == "dense.yaml"
+    assert parse_experiment(Path(saving.value.path()).read_text(), "dense.yaml").data.name == "digits"
+
+
+def test_what_an_older_run_lacks_is_left_out_with_a_note(
+    runs: Path, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(runs / "dense", old)
+    (old / "split.json").unlink()
+    result = json.loads((old / "result.json").read_text())
+    del result["clients"]
+    (old / "result.json").write_text(json.dumps(result))
+    assert called("report", str(old), "--out", str(tmp_path / "page.html")) == 0
+    page = opened(tmp_path / "page.html")
+    assert "Not known of old" in page.locator("#holdings").inner_text()
+    assert "evaluate.clients" in page.locator("#clients").inner_text()
+    assert page.locator("figure[data-chart='accuracy'] .curve").count() == 1
