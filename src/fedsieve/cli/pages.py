@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,8 @@ def report(
     data = overview(found, problems, title)
     for warning in data["warnings"]:
         print("warning: " + " ".join(warning.split()), file=sys.stderr)
+    file = out or Path("report.html")
     if not as_json or out is not None:
-        file = out or Path("report.html")
         write_page(file, page(data["title"], "report.js", data))
     if as_json:
         print(json.dumps(data))
@@ -45,3 +46,59 @@ def report(
     terminal = console()
     terminal.print(groups_table(data["groups"]))
     terminal.print(f"written to {file}", soft_wrap=True)
+
+
+def explore(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="digits, cifar100, folder, npz; or an experiment, for its data.")
+    ],
+    path: Annotated[str | None, typer.Option(metavar="PATH", help="Where the data lies, as data.path says.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The page to write.  [default: explore.html]", show_default=False),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the images that are shown at random.")] = 0,
+    reference: Annotated[
+        int | None, typer.Option(metavar="N", help="The training image to compare with; default: one at random.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write one HTML page about a data set: balance, samples, likeness, spread of classes, colours out of line.
+
+    With --json the page's figures are printed, and the page is written only if --out says where.
+    """
+    from fedsieve.data.load import load
+    from fedsieve.report.exploration import data_settings, exploration, figures
+    from fedsieve.report.page import page, write_page
+
+    settings = data_settings(data, path)
+    name = " ".join(filter(None, [settings.name, settings.path and Path(settings.path).name]))
+    found = exploration(load(settings), name, seed, reference)
+    file = out or Path("explore.html")
+    if not as_json or out is not None:
+        write_page(file, page(found["title"], "explore.js", found))
+    if as_json:
+        print(json.dumps(figures(found)))
+        return
+    terminal, outliers = console(), found["outliers"]
+    terminal.print(
+        f"{sum(found['train']):,} training and {sum(found['test']):,} test images of {len(found['classes'])} classes; "
+        f"{outliers['count']:,} training images have a mean colour out of line",
+        soft_wrap=True,
+    )
+    terminal.print(f"written to {file}", soft_wrap=True)
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder in which runs are or will be.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where to serve; 0 is any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Who can see it; 0.0.0.0 is everybody on the network.")] = "127.0.0.1",
+) -> None:
+    """Serve the report on all runs below DIR while they go on; the page in the browser follows by itself."""
+    from fedsieve.report.watch import serving
+
+    with serving(folder, port, host) as server:
+        address = f"http://{host}:{server.server_address[1]}/"
+        print(f"the runs in {folder} at {address} until Ctrl-C", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

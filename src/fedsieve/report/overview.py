@@ -68,6 +68,8 @@ def without_doubles(groups: Sequence[list[Run]]) -> tuple[list[list[Run]], list[
 def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A short name for each group: where its runs lie, below the folder that holds all of them, less the seed."""
     everything = [run.path.resolve() for group in groups for run in group]
+    if not everything:
+        return []
     root = everything[0].parent if len(everything) == 1 else Path(os.path.commonpath(everything))
     names = []
     for group in groups:

@@ -308,10 +308,10 @@ function columns(id, caption, found, { label, xLabel, yFormat, orders, height = 
     plot.append(box);
     const tip = tipIn(plot);
     found.forEach((one, k) => {
-      const inner = (each - (each > 12 ? 4 : 1)) / one.values.length;
+      const taken = Math.min(72, each - (each > 12 ? 4 : 1)), inner = taken / one.values.length, gap = (each - taken) / 2;
       const group = element("g", { class: "column", onpointerenter: () => tip.show(left + (k + 0.5) * each - box.scrollLeft, y(Math.max(...one.values)), [element("b", {}, one.label), element("div", {}, one.text)]), onpointerleave: tip.hide });
       group.append(element("rect", { x: left + k * each, y: top, width: each, height: height - bottom - top, fill: "transparent" }));
-      one.values.forEach((value, place) => group.append(element("rect", { class: "bar", x: left + k * each + 0.5 + place * inner, y: y(value), width: Math.max(1, inner - 0.5), height: height - bottom - y(value), fill: colour(orders[place]) })));
+      one.values.forEach((value, place) => group.append(element("rect", { class: "bar", x: left + k * each + gap + place * inner, y: y(value), width: Math.max(1, inner - 0.5), height: height - bottom - y(value), fill: colour(orders[place]) })));
       svg.append(group);
       const shown = tick ? tick(k) : names && k % every === 0 ? one.label : null;
       if (shown !== null) svg.append(element("text", { x: left + (tick ? k : k + 0.5) * each, y: height - bottom + 15, "text-anchor": "middle" }, shown));
