@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedsieve.cli import main
@@ -309,3 +310,70 @@ def test_what_an_older_run_lacks_is_left_out_with_a_note(
     assert "Not known of old" in page.locator("#holdings").inner_text()
     assert "evaluate.clients" in page.locator("#clients").inner_text()
     assert page.locator("figure[data-chart='accuracy'] .curve").count() == 1
+
+
+# ------------------------------------------------------------------------------------------- watch, explore
+
+
+def test_a_watched_page_follows_the_runs_and_stays_as_it_was_left(
+    runs: Path, served: Callable, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with served(folder) as address:
+        page = opened(address)
+        assert "Waiting for a run" in page.locator("#waiting").inner_text()
+        for name in ("stopped", "dense"):
+            shutil.copytree(runs / name, folder / name)
+        page.locator("#results tbody tr").nth(1).wait_for()
+        page.get_by_role("button", name="dense", exact=True).click()
+        page.locator("summary", has_text="in common").click()
+        third = (folder / "dense/metrics.jsonl").read_text().splitlines(keepends=True)[2]
+        with (folder / "stopped/metrics.jsonl").open("a") as file:
+            file.write(third)
+        page.get_by_text("unfinished, round 3 of 5").wait_for()
+        assert page.get_by_role("button", name="dense", exact=True).get_attribute("aria-pressed") == "false"
+        assert page.locator("figure[data-chart='accuracy'] g.series").count() == 1
+        assert page.locator("details[open]").count() == 1
+        assert page.locator("figure[data-chart='accuracy'] g.series .marker").count() == 3
+
+
+@pytest.fixture(scope="module")
+def explored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("explored") / "explore.html"
+    assert called("explore", "digits", "--out", str(out)) == 0
+    return out
+
+
+def test_the_page_about_data_shows_it(explored: Path, opened: Callable[..., Any]) -> None:
+    page = opened(explored)
+    for place, count in {"sample": 16, "reference": 1, "nearest": 8, "farthest": 8}.items():
+        pictures = page.locator(f"#{place} img")
+        assert pictures.count() == count
+        assert pictures.evaluate_all("all => all.every(one => one.complete && one.naturalWidth === 8)")
+    for chart in ("balance", "spread", "outliers"):
+        assert page.locator(f"figure[data-chart='{chart}'] g.column").count() == 10
+    data = data_in(page)
+    page.locator("figure[data-chart='balance']").scroll_into_view_if_needed()
+    page.locator("figure[data-chart='balance'] g.column").nth(3).hover()
+    tip = page.locator("figure[data-chart='balance'] .tip").inner_text()
+    assert tip.split() == f"3 {data['train'][3]} for training, {data['test'][3]} for testing".split()
+    assert "1 degree of freedom" in page.locator("#outliers").inner_text()
+
+
+def test_the_page_about_data_can_be_read_anywhere(explored: Path, opened: Callable[..., Any]) -> None:
+    for scheme in ("light", "dark"):
+        page = opened(explored, width=360, scheme=scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        texts = ["h1", ".note", "h3", ".facts dt", ".pictures p", ".plot text"]
+        assert min(ratio for _, ratio in page.evaluate(CONTRASTS, texts)) >= 4.5
+
+
+def test_hostile_class_names_are_text(tmp_path: Path, images: Path, opened: Callable[..., Any]) -> None:
+    with np.load(images) as file:
+        np.savez(tmp_path / "hostile.npz", **file, names=np.array([HOSTILE, "b", "c", "d"]))
+    out = tmp_path / "explore.html"
+    assert called("explore", "npz", "--path", str(tmp_path / "hostile.npz"), "--out", str(out)) == 0
+    page = opened(out)
+    assert page.locator(".pictures p", has_text=HOSTILE).count() > 0
+    assert page.locator("img[src='x']").count() == 0

@@ -14,9 +14,7 @@ from fedsieve.errors import InputError
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or with runs below them.")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page to write.  [default: report.html]", show_default=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page to write; default: report.html.")] = None,
     title: Annotated[str, typer.Option(metavar="TEXT", help="What stands above it.")] = "fedsieve report",
     as_json: JsonOption = False,
 ) -> None:
@@ -55,7 +53,7 @@ def explore(
     path: Annotated[str | None, typer.Option(metavar="PATH", help="Where the data lies, as data.path says.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The page to write.  [default: explore.html]", show_default=False),
+        typer.Option(metavar="FILE", help="The page to write; default: explore.html."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the images that are shown at random.")] = 0,
     reference: Annotated[

@@ -1,0 +1,91 @@
+"""The page served while runs go on."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from fedsieve.experiment_file import load_experiment
+from fedsieve.report.watch import Watch
+
+
+def begun(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "experiment.yaml").write_text(load_experiment("digits-iid", []).resolved().to_yaml())
+    return folder
+
+
+def add_round(folder: Path, place: int) -> None:
+    line = {"phase": "head", "round": place, "val_accuracy": place / 100, "val_loss": 1.0, "train_loss": 1.0}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(line | {"bytes_up": 1, "bytes_down": 1, "seconds": 0.1, "drift_mean": 0.0}) + "\n")
+
+
+def asked(address: str) -> Any:
+    with urlopen(address) as answer:
+        return json.loads(answer.read())
+
+
+def test_new_runs_and_new_rounds_are_in_the_data(served: Callable, tmp_path: Path) -> None:
+    with served(tmp_path / "runs") as address:
+        assert asked(address + "data.json")["groups"] == []  # nothing there yet, and nothing wrong
+        folder = begun(tmp_path / "runs/a")
+        assert asked(address + "data.json")["groups"][0]["state"].startswith("unfinished, round 0 of")
+        add_round(folder, 1), add_round(folder, 2)
+        (group,) = asked(address + "data.json")["groups"]
+        assert group["curves"]["val_accuracy"]["y"] == [0.01, 0.02]
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write('{"phase": "he')  # a round that is being written
+        assert asked(address + "data.json")["groups"][0]["state"].startswith("unfinished, round 2 of")
+
+
+def test_what_is_not_there_is_not_served(served: Callable, tmp_path: Path) -> None:
+    begun(tmp_path / "a")
+    with served(tmp_path) as address:
+        for place in ("a/experiment.yaml", "../etc/passwd", "favicon.ico"):
+            with pytest.raises(HTTPError, match="404"):
+                urlopen(address + place)
+
+
+def test_runs_are_read_again_only_when_they_changed(tmp_path: Path) -> None:
+    folder, watch = begun(tmp_path / "a"), Watch(tmp_path)
+    first = watch.data()
+    assert watch.data() is first
+    add_round(folder, 1)
+    assert watch.data() is not first
+
+
+def test_a_port_in_use_is_said_in_one_line(fedsieve: Callable, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, _, error = fedsieve("watch", str(tmp_path), "--port", str(port))
+    assert code == 2 and f"--port {port}" in error and error.count("\n") == 1
+
+
+def test_a_file_is_no_folder_to_watch(fedsieve: Callable, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, _, error = fedsieve("watch", str(tmp_path / "file"), "--port", "0")
+    assert code == 2 and "is a file" in error
+
+
+def test_the_command_tells_its_address_and_control_c_ends_it_quietly(tmp_path: Path) -> None:
+    begun(tmp_path / "a")
+    command = [sys.executable, "-m", "fedsieve", "watch", str(tmp_path), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    address = process.stdout.readline().split(" at ")[1].split()[0]
+    assert asked(address + "data.json")["groups"][0]["name"] == "a"
+    os.kill(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 0 and error == ""
