@@ -36,7 +36,7 @@ const whole = (value) => value.toLocaleString("en-US");
 function bytes(count) {
   if (count === null || count === undefined) return "–";
   for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (count < 1000) return unit === "B" ? `${Math.round(count)} B` : `${Number(count.toPrecision(count < 100 ? 2 : 3))} ${unit}`;
+    if (count < 1000) return unit === "B" ? `${Math.round(count)} B` : `${Number(count.toPrecision(3))} ${unit}`;
     count /= 1000;
   }
   return `${count.toFixed(1)} TB`;

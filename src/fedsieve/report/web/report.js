@@ -58,7 +58,7 @@ function headline() {
   const row = (group) => element("tr", { class: state.hidden.has(group.name) ? "off" : null },
     element("td", {}, named(group)),
     element("td", {}, group.seeds.length),
-    cell(group.figures.test_accuracy, percent), cell(group.figures.test_loss, number), cell(group.figures.best_val_accuracy, percent),
+    cell(group.figures.test_accuracy, percent), cell(group.figures.test_loss, (value) => value.toFixed(3)), cell(group.figures.best_val_accuracy, percent),
     element("td", {}, group.figures.bytes_up ? bytes(group.figures.bytes_up[0]) : "–"),
     element("td", {}, group.figures.seconds ? duration(group.figures.seconds[0]) : "–"),
     element("td", { class: "text" }, group.finished ? "finished" : element("span", { class: "badge" }, group.state)));
