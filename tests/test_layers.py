@@ -55,11 +55,12 @@ def test_the_mean_of_densities_is_what_averaging_them_one_by_one_gives() -> None
     assert found.total == pytest.approx(np.mean([mask.density for mask in masks]))
 
 
-@pytest.mark.parametrize("scope", ["client", "federated"])
+@pytest.mark.parametrize(("scope", "secure"), [("client", "none"), ("federated", "none"), ("federated", "zero_sum")])
 def test_metrics_say_how_dense_masks_are_in_the_first_and_the_last_round(
-    scope: str, experiment: Callable[..., Experiment], tmp_path: Path
+    scope: str, secure: str, experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    run(experiment(OWN_MASKS, f"phases.1.mask.scope={scope}", "phases.1.rounds=3"), tmp_path / "run")
+    changes = [f"phases.1.mask.scope={scope}", f"clients.secure={secure}", "phases.1.rounds=3"]
+    run(experiment(OWN_MASKS, *changes), tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert ["layers" in line for line in lines] == [False] * 3 + [True, False, True]
     files = {

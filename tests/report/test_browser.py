@@ -181,6 +181,20 @@ def test_the_legend_hides_a_run_in_all_charts_and_shows_it_again(report: Path, o
     assert page.locator("figure[data-chart='loss'] g.series[data-series='sparse']").count() == 1
 
 
+def test_with_everything_hidden_or_nothing_done_yet_there_is_still_a_page(
+    report: Path, runs: Path, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
+    page = opened(report)
+    for button in page.locator(".legend button").all():
+        button.click()
+    assert page.locator("g.series").count() == 0 and page.locator("#results tbody tr").count() == 4
+    (tmp_path / "begun").mkdir()
+    shutil.copy(runs / "dense/experiment.yaml", tmp_path / "begun")
+    assert called("report", str(tmp_path / "begun"), "--out", str(tmp_path / "page.html")) == 0
+    page = opened(tmp_path / "page.html")
+    assert page.get_by_text("unfinished, round 0 of 5").count() == 1 and page.locator("g.series").count() == 0
+
+
 def test_pointing_at_a_chart_tells_the_datas_values(report: Path, opened: Callable[..., Any]) -> None:
     page = opened(report)
     figure = page.locator("figure[data-chart='accuracy']")

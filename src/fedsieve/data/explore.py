@@ -74,7 +74,7 @@ def colour_outliers(colours: np.ndarray, labels: np.ndarray, classes: int) -> Ou
     The chi-squared distribution has as many degrees of freedom as the covariance has rank: 3 for colours, 1 for grey
     images, whose covariance is singular (⁺ is the pseudo-inverse), and none for a class whose images are all alike.
     """
-    from scipy.stats import chi2
+    from scipy.special import chdtri  # the point that chi-squared exceeds with some probability; lighter than stats
 
     distances, degrees = np.zeros(len(colours)), np.zeros(classes, dtype=np.int64)
     for label in range(classes):
@@ -87,7 +87,7 @@ def colour_outliers(colours: np.ndarray, labels: np.ndarray, classes: int) -> Ou
         degrees[label] = real.sum()
         distances[positions] = np.sqrt(np.square(away @ vectors[:, real] / np.sqrt(values[real])).sum(axis=1))
     free = degrees > 0
-    thresholds = np.where(free, np.sqrt(chi2.ppf(CONFIDENCE, np.maximum(degrees, 1))), np.inf)
+    thresholds = np.where(free, np.sqrt(chdtri(np.maximum(degrees, 1), 1 - CONFIDENCE)), np.inf)
     beyond = distances / thresholds[labels]
     order = np.argsort(-beyond, kind="stable")
     return Outliers(distances, degrees, thresholds, order[beyond[order] > 1])
