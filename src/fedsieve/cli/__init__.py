@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from fedsieve.cli import compare, pages, run, show, studies, sweep
+from fedsieve.cli import compare, pages, reproduce, run, show, sweep
 from fedsieve.cli.cache import cache_app
 from fedsieve.cli.mask import mask_app
 from fedsieve.errors import InputError, RunError
@@ -19,7 +19,7 @@ for command in (
     run.run,
     sweep.sweep,
     compare.compare,
-    studies.reproduce,
+    reproduce.reproduce,
     pages.report,
     pages.watch,
     pages.explore,
