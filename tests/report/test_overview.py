@@ -192,4 +192,4 @@ def test_ten_long_runs_fit_into_half_a_megabyte(tmp_path: Path) -> None:
         held = np.random.default_rng(seed).integers(0, 9, size=(100, 100))
         clients = [{str(k): int(count) for k, count in enumerate(row)} for row in held]
         (folder / "split.json").write_text(json.dumps({**split, "clients": clients}))
-    assert len(page("t", "report.js", shown(tmp_path)).encode()) < 500_000
+    assert len(page("t", "report", shown(tmp_path)).encode()) < 500_000

@@ -35,7 +35,7 @@ def report(
         print("warning: " + " ".join(warning.split()), file=sys.stderr)
     file = out or Path("report.html")
     if not as_json or out is not None:
-        write_page(file, page(data["title"], "report.js", data))
+        write_page(file, page(data["title"], "report", data))
     if as_json:
         print(json.dumps(data))
         return
@@ -74,7 +74,7 @@ def explore(
     found = exploration(load(settings), name, seed, reference)
     file = out or Path("explore.html")
     if not as_json or out is not None:
-        write_page(file, page(found["title"], "explore.js", found))
+        write_page(file, page(found["title"], "explore", found))
     if as_json:
         print(json.dumps(figures(found)))
         return

@@ -1,7 +1,7 @@
 """One HTML file with everything in it: works from disk, asks nothing of any network.
 
-The parts lie in web/: page.html is the frame, style.css the looks, charts.js draws, and one script for each kind of
-page says what to draw. They are put together here, with the data as JSON between them.
+The parts lie in web/: page.html is the frame, style.css the looks, some scripts draw, and those of each kind of page
+say what. They are put together here, with the data as JSON between them.
 """
 
 import json
@@ -13,14 +13,17 @@ from typing import Any
 from fedsieve.errors import InputError
 from fedsieve.runs.atomic import write_text
 
+DRAWING = ("elements.js", "lines.js", "bars.js", "maps.js")
+PAGES = {"report": ("report_curves.js", "report_maps.js", "report.js"), "explore": ("explore.js",)}
 
-def page(title: str, script: str, data: dict[str, Any]) -> str:
-    """The page on which web/`script` shows `data`."""
+
+def page(title: str, kind: str, data: dict[str, Any]) -> str:
+    """The page, one of PAGES, that shows `data`."""
     parts = {
         "title": escape(title),
         "style": _web("style.css"),
         "data": embedded(data),
-        "scripts": _web("charts.js") + "\n" + _web(script),
+        "scripts": "\n".join(map(_web, DRAWING + PAGES[kind])),
     }
     before, *rest = _web("page.html").split("{{")  # not str.replace: what is filled in may hold braces itself
     return before + "".join(parts[name] + after for name, after in (part.split("}}", 1) for part in rest))

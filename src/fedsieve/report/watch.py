@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         data = self.watch.data()
         if place == "/":
-            self._send(page(data["title"], "report.js", data), "text/html")
+            self._send(page(data["title"], "report", data), "text/html")
         else:
             self._send(json.dumps(data), "application/json")
 

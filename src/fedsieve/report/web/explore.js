@@ -3,65 +3,178 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-function section(id, title, note, ...content) {
-  return element("section", { id, "aria-labelledby": `${id}-title` }, element("h2", { id: `${id}-title` }, title), note && element("p", { class: "note" }, note), content);
-}
-
 function header() {
-  return element("header", {}, element("div", {}, element("h1", {}, data.title), data.notes.map((note) => element("p", { class: "about" }, note))), themeButton());
+  return element(
+    "header",
+    {},
+    element(
+      "div",
+      {},
+      element("h1", {}, data.title),
+      data.notes.map((note) => element("p", { class: "about" }, note)),
+    ),
+    themeButton(),
+  );
 }
 
 function facts() {
   const [channels, height, width] = data.shape;
-  const told = { "training images": whole(sum(data.train)), "test images": whole(sum(data.test)), classes: whole(data.classes.length), pixels: `${width} × ${height}`, channels: channels === 1 ? "grey" : "colour" };
-  return element("dl", { class: "facts" }, Object.entries(told).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  const told = {
+    "training images": whole(sum(data.train)),
+    "test images": whole(sum(data.test)),
+    classes: whole(data.classes.length),
+    pixels: `${width} × ${height}`,
+    channels: channels === 1 ? "grey" : "colour",
+  };
+  return element(
+    "dl",
+    { class: "facts" },
+    Object.entries(told).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))),
+  );
 }
 
 /** Images with their labels; the figure beneath, if they have one, is a distance. */
 function pictures(id, images) {
-  return element("div", { class: "pictures", id }, images.map((one) =>
-    element("figure", {}, element("img", { src: one.image, alt: `${one.label}, training image ${one.position}`, title: `training image ${one.position}` }), element("p", {}, one.label), one.figure !== undefined && element("p", {}, one.figure.toFixed(2)))));
+  return element(
+    "div",
+    { class: "pictures", id },
+    images.map((one) =>
+      element(
+        "figure",
+        {},
+        element("img", {
+          src: one.image,
+          alt: `${one.label}, training image ${one.position}`,
+          title: `training image ${one.position}`,
+        }),
+        element("p", {}, one.label),
+        one.figure !== undefined && element("p", {}, one.figure.toFixed(2)),
+      ),
+    ),
+  );
 }
 
 function balance() {
   const even = (counts) => new Set(counts).size === 1;
-  const range = (counts) => (even(counts) ? `${whole(counts[0])} in every class` : `${whole(Math.min(...counts))} to ${whole(Math.max(...counts))} in a class`);
-  const found = data.classes.map((label, k) => ({ label, values: [data.train[k], data.test[k]], text: `${whole(data.train[k])} for training, ${whole(data.test[k])} for testing` }));
+  const range = (counts) =>
+    even(counts)
+      ? `${whole(counts[0])} in every class`
+      : `${whole(Math.min(...counts))} to ${whole(Math.max(...counts))} in a class`;
+  const found = data.classes.map((label, k) => ({
+    label,
+    values: [data.train[k], data.test[k]],
+    text: `${whole(data.train[k])} for training, ${whole(data.test[k])} for testing`,
+  }));
   const note = `Training images: ${range(data.train)}. Test images: ${range(data.test)}.`;
   const caption = [element("span", { class: "named" }, swatch(0), "training", swatch(1), "test")];
-  return section("balance", "How many of each class", note, columns("balance", caption, found, { label: `Images by class. ${note}`, xLabel: "class", yFormat: whole, orders: [0, 1] }));
+  return section(
+    "balance",
+    "How many of each class",
+    note,
+    columns("balance", caption, found, {
+      label: `Images by class. ${note}`,
+      xLabel: "class",
+      yFormat: whole,
+      orders: [0, 1],
+    }),
+  );
 }
 
-const swatch = (order) => element("svg", { class: "key", width: 14, height: 12, "aria-hidden": "true" }, element("rect", { width: 12, height: 12, rx: 2, fill: colour(order) }));
+const swatch = (order) =>
+  element(
+    "svg",
+    { class: "key", width: 14, height: 12, "aria-hidden": "true" },
+    element("rect", { width: 12, height: 12, rx: 2, fill: colour(order) }),
+  );
 
 function likeness() {
-  return section("likeness", "Most and least alike", "Euclidean distance of pixels, from 0 to 1 each, to the image at the left.",
-    element("div", { class: "likeness" },
+  return section(
+    "likeness",
+    "Most and least alike",
+    "Euclidean distance of pixels, from 0 to 1 each, to the image at the left.",
+    element(
+      "div",
+      { class: "likeness" },
       element("div", {}, element("h3", {}, "Reference"), pictures("reference", [data.reference])),
-      element("div", {}, element("h3", {}, "Most alike"), pictures("nearest", data.nearest), element("h3", {}, "Least alike"), pictures("farthest", data.farthest))));
+      element(
+        "div",
+        {},
+        element("h3", {}, "Most alike"),
+        pictures("nearest", data.nearest),
+        element("h3", {}, "Least alike"),
+        pictures("farthest", data.farthest),
+      ),
+    ),
+  );
 }
 
 function spread() {
-  const known = data.classes.map((label, k) => [label, data.spread[k]]).filter(([, value]) => value !== null).sort((one, other) => other[1] - one[1]);
+  const known = data.classes
+    .map((label, k) => [label, data.spread[k]])
+    .filter(([, value]) => value !== null)
+    .sort((one, other) => other[1] - one[1]);
   const found = known.map(([label, value]) => ({ label, values: [value], text: `mean distance ${number(value)}` }));
-  const note = `Mean distance of a class's training images to their centroid, the widest class first: from ${known[0][0]} (${number(known[0][1])}) to ${known.at(-1)[0]} (${number(known.at(-1)[1])}).`;
-  return section("spread", "How far classes spread", note, columns("spread", null, found, { label: note, xLabel: "class, by spread", yFormat: number, orders: [2] }));
+  const [widest, narrowest] = [known[0], known.at(-1)].map(([label, value]) => `${label} (${number(value)})`);
+  const note =
+    "Mean distance of a class's training images to their centroid, the widest class first: " +
+    `from ${widest} to ${narrowest}.`;
+  return section(
+    "spread",
+    "How far classes spread",
+    note,
+    columns("spread", null, found, { label: note, xLabel: "class, by spread", yFormat: number, orders: [2] }),
+  );
 }
 
 function outliers() {
   const { count, by_class, degrees, thresholds, confidence, images } = data.outliers;
-  const free = degrees.filter(Boolean), share = count / sum(data.train);
-  const why = free.length && Math.max(...free) < 3 ? ` Mean colours vary in ${plural(Math.max(...free), "direction")} only (grey images), so their covariance is singular: its pseudo-inverse and rank are used.` : "";
-  const note = `Training images whose mean colour is farther from their class's than the ${100 * confidence}% point of chi-squared with ${free.join(" or ") || "no"} ${free.length === 1 && free[0] === 1 ? "degree" : "degrees"} of freedom allows (Mahalanobis distance beyond ${thresholds.join(" or ") || "–"}): ${whole(count)}, or ${percent(share)}; of normally distributed colours it would be ${percent(1 - confidence)}.${why}`;
-  const found = data.classes.map((label, k) => ({ label, values: [by_class[k]], text: `${plural(by_class[k], "image")} of ${whole(data.train[k])}` }));
-  return section("outliers", "Colours out of line", note,
-    count > 0 && columns("outliers", "Out of line by class", found, { label: `Colour outliers by class: ${whole(count)} in all`, xLabel: "class", yFormat: (value) => (Number.isInteger(value) ? whole(value) : ""), orders: [3], height: 160 }),
-    count > 0 && element("h3", {}, "The farthest, with their Mahalanobis distances"), pictures("outlying", images));
+  const free = degrees.filter(Boolean),
+    share = count / sum(data.train);
+  const why =
+    free.length && Math.max(...free) < 3
+      ? ` Mean colours vary in ${plural(Math.max(...free), "direction")} only (grey images), so their covariance is ` +
+        "singular: its pseudo-inverse and rank are used."
+      : "";
+  const freedom = `${free.join(" or ") || "no"} ${free.join() === "1" ? "degree" : "degrees"} of freedom`;
+  const note =
+    `Training images whose mean colour is farther from their class's than the ${100 * confidence}% point of ` +
+    `chi-squared with ${freedom} allows (Mahalanobis distance beyond ${thresholds.join(" or ") || "–"}): ` +
+    `${whole(count)}, or ${percent(share)}; of normally distributed colours it would be ${percent(1 - confidence)}.` +
+    why;
+  const found = data.classes.map((label, k) => ({
+    label,
+    values: [by_class[k]],
+    text: `${plural(by_class[k], "image")} of ${whole(data.train[k])}`,
+  }));
+  return section(
+    "outliers",
+    "Colours out of line",
+    note,
+    count > 0 &&
+      columns("outliers", "Out of line by class", found, {
+        label: `Colour outliers by class: ${whole(count)} in all`,
+        xLabel: "class",
+        yFormat: (value) => (Number.isInteger(value) ? whole(value) : ""),
+        orders: [3],
+        height: 160,
+      }),
+    count > 0 && element("h3", {}, "The farthest, with their Mahalanobis distances"),
+    pictures("outlying", images),
+  );
 }
 
 fill([
-  header(), facts(), balance(),
-  section("samples", "Some of them", `${plural(data.samples.length, "training image")} at random (seed ${data.seed}).`, pictures("sample", data.samples)),
-  likeness(), spread(), outliers(),
+  header(),
+  facts(),
+  balance(),
+  section(
+    "samples",
+    "Some of them",
+    `${plural(data.samples.length, "training image")} at random (seed ${data.seed}).`,
+    pictures("sample", data.samples),
+  ),
+  likeness(),
+  spread(),
+  outliers(),
   element("footer", {}, `Made by fedsieve ${data.version}.`),
 ]);

@@ -1,0 +1,232 @@
+// Curves with bands by round, or by anything else that grows.
+
+/**
+ * Lines with bands. `series`: {name, order, x, y, margin?}; `options`: {label, xLabel, xFormat, yFormat, yTick?, marks:
+ * [[name, x]], isLog, floor, ceiling, at: value -> head of the tip, range: [low, high] or null, zoom: range -> void}.
+ */
+function lines(id, caption, series, options, note = null) {
+  return chart(
+    id,
+    caption,
+    (plot, width) => {
+      const height = 264,
+        left = 50,
+        right = 12,
+        top = 20,
+        bottom = 38;
+      const [low, high] =
+        options.range ??
+        limits(
+          series.flatMap((one) => one.x),
+          options.isLog ? "log" : "x",
+        );
+      let [bottomY, topY] = heights(series, low, high);
+      if (options.floor !== undefined) bottomY = Math.max(options.floor, bottomY);
+      if (options.ceiling !== undefined) topY = Math.min(options.ceiling, topY);
+      const x = scale(low, high, left, width - right, options.isLog),
+        y = scale(bottomY, topY, height - bottom, top);
+      const ends = series.map((one) => `${one.name}: ${options.yFormat(one.y.at(-1))} at the end`);
+      const label = `${options.label}. ${ends.join("; ")}.`;
+      const svg = element("svg", {
+        width,
+        height,
+        role: "img",
+        tabindex: 0,
+        "aria-label": `${label} Arrow keys tell values.`,
+      });
+      axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY }, options);
+      const clip = `clip-${id}`;
+      svg.append(clipped(clip, left, top - 6, width - left - right + 6, height - top - bottom + 12));
+      const drawn = element("g", { "clip-path": `url(#${clip})` });
+      for (const one of series) drawn.append(curve(one, x, y));
+      svg.append(drawn);
+      plot.append(svg);
+      followPointer(plot, svg, series, x, y, options, { top, bottom: height - bottom, left, right: width - right });
+    },
+    note,
+  );
+}
+
+/** What is seen of y: all means, and bands as far as they leave these readable (those of two seeds are very wide). */
+function heights(series, low, high) {
+  const points = series
+    .flatMap((one) => one.x.map((x, k) => [x, one.y[k], one.margin?.[k] ?? 0]))
+    .filter(([x]) => x >= low && x <= high);
+  const means = points.map(([, y]) => y),
+    room = 0.3 * (Math.max(...means) - Math.min(...means)) || Infinity;
+  const [bottom, top] = [Math.min(...means) - room, Math.max(...means) + room];
+  return limits(
+    points.flatMap(([, y, margin]) => [Math.max(bottom, y - margin), Math.min(top, y + margin)]),
+    "y",
+  );
+}
+
+function limits(values, kind) {
+  const low = Math.min(...values),
+    high = Math.max(...values);
+  if (kind === "log") return [low / 1.1, high * 1.1];
+  if (low === high)
+    return kind === "x"
+      ? [low - 0.5, high + 0.5]
+      : [low - Math.abs(low) * 0.1 - 0.01, high + Math.abs(high) * 0.1 + 0.01];
+  return kind === "x" ? [low, high] : [low - 0.05 * (high - low), high + 0.05 * (high - low)];
+}
+
+function clipped(id, x, y, width, height) {
+  const shape = document.createElementNS("http://www.w3.org/2000/svg", "clipPath");
+  shape.id = id;
+  shape.append(element("rect", { x, y, width, height }));
+  return shape;
+}
+
+function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY }, options) {
+  for (const value of ticks(bottomY, topY, 5)) {
+    svg.append(element("line", { class: "gridline", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
+    svg.append(
+      element(
+        "text",
+        { x: left - 8, y: y(value) + 4, "text-anchor": "end" },
+        options.yTick ? options.yTick(value) : options.yFormat(value),
+      ),
+    );
+  }
+  const base = height - bottom,
+    count = Math.max(2, Math.floor((width - left) / 80));
+  let free = -Infinity; // up to where labels are
+  for (const value of options.isLog ? logTicks(low, high) : ticks(low, high, count)) {
+    svg.append(element("line", { class: "axis", x1: x(value), x2: x(value), y1: base, y2: base + 4 }));
+    const text = options.xFormat(value),
+      half = 3.5 * text.length + 4;
+    if (x(value) - half < free) continue;
+    free = x(value) + half;
+    svg.append(element("text", { x: x(value), y: base + 17, "text-anchor": "middle" }, text));
+  }
+  svg.append(element("line", { class: "axis", x1: left, x2: width - right, y1: base, y2: base }));
+  svg.append(element("text", { x: width - right, y: height - 4, "text-anchor": "end" }, options.xLabel));
+  for (const [name, start] of options.marks ?? []) {
+    const at = Math.max(left, x(Math.max(low, start - 0.5)));
+    if (start > high || at > width - right - 10) continue;
+    if (start > low) svg.append(element("line", { class: "phase", x1: at, x2: at, y1: top - 6, y2: base }));
+    svg.append(element("text", { class: "phase-name", x: at + 4, y: top - 8 }, name));
+  }
+}
+
+function curve(one, x, y) {
+  const group = element("g", { class: "series", "data-series": one.name });
+  const points = one.x.map((value, k) => [x(value), y(one.y[k])]);
+  if (one.margin) {
+    const up = one.x.map((value, k) => `${x(value)},${y(one.y[k] + (one.margin[k] ?? 0))}`);
+    const down = one.x.map((value, k) => `${x(value)},${y(one.y[k] - (one.margin[k] ?? 0))}`).reverse();
+    group.append(
+      element("path", {
+        class: "band",
+        d: `M${up.join("L")}L${down.join("L")}Z`,
+        fill: colour(one.order),
+        opacity: 0.13,
+      }),
+    );
+  }
+  group.append(
+    element("path", {
+      class: "curve",
+      d: `M${points.map((point) => point.join(",")).join("L")}`,
+      fill: "none",
+      stroke: colour(one.order),
+      "stroke-width": 2,
+      "stroke-linejoin": "round",
+      "stroke-dasharray": dashes(one.order),
+    }),
+  );
+  const each = Math.max(1, Math.ceil(points.length / 14)); // markers tell lines apart without covering them
+  points.forEach(([px, py], k) => {
+    if (k % each === 0 || k === points.length - 1)
+      group.append(marker(one.order, px, py, points.length > 30 ? 0.85 : 1));
+  });
+  return group;
+}
+
+/** Values beside the pointer, on hovering, tapping or with arrow keys; what is dragged over is zoomed into. */
+function followPointer(plot, svg, series, x, y, options, box) {
+  const tip = tipIn(plot),
+    cross = element("g", {});
+  svg.append(cross);
+  const stops = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
+  let place = -1,
+    dragged = null;
+  const tell = (value) => {
+    const found = series.map((one) => [one, one.x.indexOf(value)]).filter(([, k]) => k >= 0);
+    cross.replaceChildren(element("line", { class: "cross", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
+    for (const [one, k] of found) cross.append(marker(one.order, x(value), y(one.y[k]), 1.3));
+    const rows = found.map(([one, k]) =>
+      element(
+        "div",
+        { "data-series": one.name },
+        key(one.order),
+        element("span", { style: "flex:1" }, one.name),
+        element("span", {}, valueText(one, k, options)),
+      ),
+    );
+    const [one, k] = found[0];
+    tip.show(x(value), Math.min(...found.map(([s, i]) => y(s.y[i]))), [
+      element("b", {}, options.at(value, one, k)),
+      ...rows,
+    ]);
+  };
+  const hide = () => {
+    tip.hide();
+    cross.replaceChildren();
+    place = -1;
+  };
+  const within = (event) => event.clientX - svg.getBoundingClientRect().left;
+  svg.addEventListener("pointermove", (event) => {
+    const at = within(event);
+    if (dragged !== null && Math.abs(at - dragged) > 6) {
+      tip.hide();
+      const [a, b] = [Math.min(at, dragged), Math.max(at, dragged)].map((k) =>
+        Math.min(box.right, Math.max(box.left, k)),
+      );
+      cross.replaceChildren(
+        element("rect", { class: "chosen", x: a, y: box.top, width: b - a, height: box.bottom - box.top }),
+      );
+      return;
+    }
+    place = stops.reduce((best, value, k) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? k : best), 0);
+    tell(stops[place]);
+  });
+  svg.addEventListener("pointerleave", () => {
+    dragged = null;
+    hide();
+  });
+  svg.addEventListener("blur", hide);
+  svg.addEventListener("pointerdown", (event) => {
+    if (options.zoom && event.pointerType === "mouse") dragged = within(event);
+  });
+  svg.addEventListener("pointerup", (event) => {
+    const from = dragged,
+      to = within(event);
+    dragged = null;
+    if (from !== null && Math.abs(to - from) > 6) {
+      const range = [Math.min(from, to), Math.max(from, to)].map((k) =>
+        x.invert(Math.min(box.right, Math.max(box.left, k))),
+      );
+      if (stops.some((stop) => stop >= range[0] && stop <= range[1])) options.zoom(range);
+    }
+  });
+  svg.addEventListener("dblclick", () => options.zoom?.(null));
+  svg.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (event.key === "Escape") {
+      hide();
+      options.zoom?.(null);
+    }
+    if (!step) return;
+    event.preventDefault();
+    place = Math.min(stops.length - 1, Math.max(0, place < 0 ? (step > 0 ? 0 : stops.length - 1) : place + step));
+    tell(stops[place]);
+  });
+}
+
+function valueText(one, k, options) {
+  const margin = one.margin?.[k];
+  return options.yFormat(one.y[k]) + (margin === null || margin === undefined ? "" : ` ± ${options.yFormat(margin)}`);
+}

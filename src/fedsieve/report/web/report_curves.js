@@ -1,0 +1,143 @@
+// Of the page about runs: what changes from round to round, and what it costs.
+
+const seriesOf = (field) =>
+  shown()
+    .filter((group) => group.curves[field])
+    .map((group) => ({ name: group.name, order: group.order, ...group.curves[field] }));
+
+/** Where phases begin, of all groups shown; the same beginning is marked once. */
+function marks() {
+  const found = new Map();
+  for (const group of shown())
+    for (const [name, start] of group.phases) found.set(start, [...new Set([...(found.get(start) ?? []), name])]);
+  return [...found].map(([start, names]) => [names.join(" / "), start]);
+}
+
+function byRound(id, title, field, format, extra = {}) {
+  const series = seriesOf(field);
+  if (!series.length) return null;
+  return lines(id, title, series, {
+    label: `${extra.label ?? id} by round`,
+    xLabel: "round",
+    xFormat: (value) => whole(value),
+    yFormat: format,
+    marks: marks(),
+    ...extra,
+    at: (value, one, k) => `round ${whole(value)}${phaseAt(one.name, value)}`,
+    range: state.range,
+    zoom: (range) => {
+      state.range = range;
+      render();
+    },
+  });
+}
+
+function phaseAt(name, round) {
+  const phases = data.groups.find((group) => group.name === name).phases;
+  return phases.length > 1 ? `, ${phases.filter(([, start]) => start <= round).at(-1)?.[0] ?? ""}` : "";
+}
+
+/** A title with buttons that choose which of several curves is shown. */
+function switched(id, title, fields) {
+  const there = fields.filter((field) => data.groups.some((group) => group.curves[field]));
+  if (!there.includes(state.choice[id])) state.choice[id] = there[0];
+  const button = (field) =>
+    element(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": String(state.choice[id] === field),
+        "data-key": `${id} ${field}`,
+        onclick: () => {
+          state.choice[id] = field;
+          render();
+        },
+      },
+      NAMES[field],
+    );
+  return [
+    element("span", {}, title),
+    there.length > 1
+      ? element("span", { class: "switch", role: "group", "aria-label": `${title}: which` }, there.map(button))
+      : element("span", { class: "small" }, NAMES[there[0]] ?? ""),
+  ];
+}
+
+function learning() {
+  const accuracy = switched("accuracy", "Accuracy", ["val_accuracy", "test_accuracy"]),
+    loss = switched("loss", "Loss", ["val_loss", "train_loss", "test_loss"]);
+  const short = (value) => `${Number((100 * value).toFixed(2))}%`;
+  const reset =
+    state.range &&
+    element(
+      "button",
+      {
+        type: "button",
+        "data-key": "reset",
+        onclick: () => {
+          state.range = null;
+          render();
+        },
+      },
+      "Show all rounds",
+    );
+  return section(
+    "learning",
+    "Learning",
+    "Bands are 95% intervals over seeds, dotted lines the beginnings of phases. Point at a chart for its values; " +
+      "drag over rounds to look closer, double-click to see all again.",
+    reset,
+    element(
+      "div",
+      { class: "grid" },
+      byRound("accuracy", accuracy, state.choice.accuracy, percent, {
+        label: "Accuracy",
+        floor: 0,
+        ceiling: 1,
+        yTick: short,
+      }),
+      byRound("loss", loss, state.choice.loss, number, { label: "Loss", floor: 0 }),
+    ),
+  );
+}
+
+function drift() {
+  const charts = [
+    byRound("drift", "Drift of a client", "drift_mean", number, { label: "Drift", floor: 0 }),
+    byRound("cosine", "Agreement of clients", "cosine", number, { label: "Cosine" }),
+  ];
+  if (!charts.some(Boolean)) return null;
+  return section(
+    "drifting",
+    "How clients drift",
+    "Drift: the distance of a client's weights from those it received, on average over the round's clients. " +
+      "Agreement: the mean cosine between two clients' updates, 1 if all pull the same way.",
+    element("div", { class: "grid" }, charts),
+  );
+}
+
+function cost() {
+  const sent = shown()
+    .filter((group) => group.sent)
+    .map((group) => ({ name: group.name, order: group.order, ...group.sent }));
+  const rows = shown()
+    .filter((group) => group.time.length)
+    .map((group) => ({ name: group.name, order: group.order, parts: group.time }));
+  const charts = [
+    sent.length > 0 &&
+      lines("bytes", "Accuracy for bytes sent", sent, {
+        label: "Validation accuracy against bytes sent",
+        xLabel: "sent so far, up and down",
+        xFormat: bytes,
+        yFormat: percent,
+        isLog: true,
+        floor: 0,
+        ceiling: 1,
+        yTick: (value) => `${Number((100 * value).toFixed(2))}%`,
+        at: (value, one, k) => `${bytes(value)}, round ${one.round[k]}`,
+      }),
+    byRound("seconds", "Time of a round", "seconds", duration, { label: "Time", floor: 0 }),
+    rows.length > 0 && bars("phases", "Time of phases", rows, duration, "Time in rounds; phases from left to right."),
+  ];
+  return section("cost", "What it costs", null, element("div", { class: "grid" }, charts));
+}
