@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import as_text
 
 
@@ -31,32 +32,43 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files, which cannot be taken back: they are written anew whenever the run goes on."""
+    """An event file, which cannot be corrected: it is written anew whenever the run goes on.
+
+    Not by torch's SummaryWriter, whose thread would tell of a full disk in its own way and late.
+    """
 
     def __init__(self, story: Story) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
         from torch.utils.tensorboard.summary import hparams
 
         shutil.rmtree(story.folder, ignore_errors=True)
-        self.writer = SummaryWriter(str(story.folder), purge_step=0)  # who looks on forgets the deleted files, too
+        story.folder.mkdir(parents=True)
+        self.file = (story.folder / f"events.out.tfevents.{time.time_ns()}").open("wb")
+        self.writer = RecordWriter(self.file)
+        self._write(file_version="brain.Event:2")
+        self._write(session_log=SessionLog(status=SessionLog.START))  # who looks on forgets the deleted file, too
         plain = {key: value for key, value in story.settings.items() if isinstance(value, bool | int | float)}
         settings = {key: plain.get(key, as_text(value)) for key, value in story.settings.items()}
         for summary in hparams(settings, {"result/test_accuracy": 0.0}):  # named here, known at the end
-            self.writer._get_file_writer().add_summary(summary)
+            self._write(summary=summary)
         for step, numbers in enumerate(story.rounds, 1):
-            self._add(step, numbers)
-        self.writer.flush()
+            self.log(step, numbers)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._add(step, numbers)
-        self.writer.flush()  # else they wait for two minutes
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
-    def _add(self, step: int, numbers: Mapping[str, float]) -> None:
-        for name, value in numbers.items():
-            self.writer.add_scalar(name, value, step)
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
+        self._write(step=step, summary=Summary(value=values))
+        self.file.flush()
+
+    def _write(self, **content: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self.writer.write(Event(wall_time=time.time(), **content).SerializeToString())
 
     def close(self, finished: bool) -> None:
-        self.writer.close()
+        self.file.close()
 
 
 class WeightsAndBiases:
@@ -69,18 +81,20 @@ class WeightsAndBiases:
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         if mode == "offline":
             shutil.rmtree(story.folder, ignore_errors=True)
-        story.folder.mkdir(parents=True, exist_ok=True)
+        self.folder = story.folder
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "fedsieve"),
             id=story.identity,
             name=story.name,
             config=dict(story.settings),
-            dir=story.folder,
+            dir=self.folder,
             mode=mode,
             resume=None if mode == "offline" else "allow",
             reinit="create_new",  # a script may have a run of its own
             settings=wandb.Settings(console="off", silent=True),
         )
+        logging.getLogger("wandb").setLevel(logging.CRITICAL)  # its diary, which fills the terminal when a disk is full
         for step, numbers in enumerate(story.rounds, 1):
             if step >= self.run.starting_step:  # the server has what comes before
                 self.log(step, numbers)
@@ -90,6 +104,7 @@ class WeightsAndBiases:
             self.run.summary.update(dict(numbers))
         else:
             self.run.log(dict(numbers), step=step, commit=True)
+        write_text(self.folder / "step", str(step))  # its own process would keep a full disk to itself
 
     def close(self, finished: bool) -> None:
         self.run.finish(exit_code=0 if finished else 1)
@@ -103,7 +118,7 @@ class MLflow:
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it tells of every table it makes
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is raised, too; the rest nobody asked for
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self.client = MlflowClient(uri) if uri else _own_database(story.folder, MlflowClient)
         place = self._experiment(None if uri else (story.folder / "artifacts").as_uri())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedsieve.config import Experiment
@@ -86,7 +87,7 @@ class Tracking(Observer):
                 yield
         except Exception as error:
             self.trackers.pop(name, None)
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = shorten(str(error) or type(error).__name__, 200, placeholder="…")  # it may hold whole queries
             self.observer.warning(f"track: {name} failed ({reason}); the run goes on without it")
 
     def note(self, text: str) -> None:
