@@ -37,7 +37,7 @@ from workload import Workload, as_experiment, evaluate, set_tensors, train, trai
 from fedsieve.experiment import run
 from fedsieve.federate.jobs import Job
 from fedsieve.model.features import feature_depth
-from fedsieve.workbench import Observer
+from fedsieve.observer import Observer
 from fedsieve.workers.crew import Crew
 
 STARTED = time.perf_counter()

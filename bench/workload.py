@@ -20,8 +20,9 @@ from fedsieve.experiment_file import parse_experiment
 from fedsieve.federate.client import batches
 from fedsieve.federate.select import uniform
 from fedsieve.model.features import feature_depth
+from fedsieve.observer import Observer
 from fedsieve.randomness import numpy_generator
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 Epochs = list[list[Tensor]]  # of one client in one round: the batches of each epoch, as positions among its samples
 EVALUATION_BATCH = 100

@@ -17,11 +17,12 @@ from torch.nn import functional as F
 
 from fedsieve.experiment import configure_torch
 from fedsieve.model.classifier import load_classifier
+from fedsieve.observer import Observer
 from fedsieve.runs.folder import read_experiment
 from fedsieve.sieve.choose import choose
 from fedsieve.sieve.mask import shapes_of
 from fedsieve.sieve.sensitivity import sensitivity
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 BATCH = 64
 KINDS = [

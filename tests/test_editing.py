@@ -15,10 +15,11 @@ from fedsieve.federate.client import Broadcast, Context, batches, train_client
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
+from fedsieve.observer import Observer
 from fedsieve.randomness import torch_generator
 from fedsieve.runs.folder import read_metrics
 from fedsieve.sieve.mask import Mask
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]
 HEAD_ONLY = "phases=[{name: head, train: head, rounds: 3, local: {epochs: 1, batch_size: 16, lr: 0.05}}]"

@@ -17,8 +17,9 @@ from fedsieve.experiment import evaluate_run, run
 from fedsieve.federate.client import batches
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
+from fedsieve.observer import Observer
 from fedsieve.runs.folder import read_metrics
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]
 

@@ -15,9 +15,10 @@ from fedsieve.errors import InputError
 from fedsieve.experiment import evaluate_run, run
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
+from fedsieve.observer import Observer
 from fedsieve.precision import forward, notes_on
 from fedsieve.runs.folder import read_experiment, read_metrics
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]
 UNIT = 2**-8  # the largest relative error of a rounding to bfloat16

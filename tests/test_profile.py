@@ -8,8 +8,8 @@ import pytest
 
 from fedsieve.config import Experiment
 from fedsieve.experiment import run
+from fedsieve.observer import Observer
 from fedsieve.profile import IDLE, OTHER, SECTIONS, Stopwatch, Times, section, stopwatch
-from fedsieve.workbench import Observer
 
 
 def test_seconds_belong_to_the_innermost_section(monkeypatch: pytest.MonkeyPatch) -> None:

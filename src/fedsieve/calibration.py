@@ -8,9 +8,10 @@ from fedsieve.experiment import run
 from fedsieve.federate.client import Broadcast
 from fedsieve.model.checkpoint import fill
 from fedsieve.model.classifier import read_classifier_file
+from fedsieve.observer import Observer
 from fedsieve.phases import Phase, masks_of, plan, training_depth
 from fedsieve.sieve.mask import FILE_NAME, Mask
-from fedsieve.workbench import Observer, Workbench, configure_torch
+from fedsieve.workbench import Workbench, configure_torch
 
 BEFORE = "before"  # beside it: the run of the phases before
 

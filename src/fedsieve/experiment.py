@@ -19,12 +19,13 @@ from fedsieve.evaluate import Score, fairness
 from fedsieve.federate.versions import Versions
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import Scope
+from fedsieve.observer import Observer
 from fedsieve.phases import Phase, notes_on, plan, prepare
 from fedsieve.profile import Times, section, stopwatch
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, read_experiment, read_result, settled
 from fedsieve.runs.tracking import tracked
-from fedsieve.workbench import Observer, Workbench, configure_torch, fingerprint_of
+from fedsieve.workbench import Workbench, configure_torch, fingerprint_of
 from fedsieve.workers.crew import at_work
 
 

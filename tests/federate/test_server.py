@@ -20,9 +20,10 @@ from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.federate.server import Server
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
+from fedsieve.observer import Observer
 from fedsieve.runs.folder import read_metrics, read_result
 from fedsieve.sieve.mask import Mask
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]
 HEADERS = 1000  # more bytes than the headers of one client's messages take

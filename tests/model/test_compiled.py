@@ -17,8 +17,9 @@ from fedsieve.model import compiled
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.model.vit import ViT, ViTShape, initialize
+from fedsieve.observer import Observer
 from fedsieve.sieve.sensitivity import sensitivity
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]
 TWO_BLOCKS = ViTShape(image_size=8, patch_size=4, width=16, depth=2, heads=1, hidden=24)

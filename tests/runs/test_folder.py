@@ -15,9 +15,9 @@ from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
 from fedsieve.federate.versions import Versions
+from fedsieve.observer import Observer
 from fedsieve.runs.checkpoint import Checkpoint, Progress, load_newest, save
 from fedsieve.runs.folder import RunFolder
-from fedsieve.workbench import Observer
 
 Maker = Callable[..., Experiment]
 

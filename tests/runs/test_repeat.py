@@ -16,9 +16,9 @@ from scipy import stats
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
+from fedsieve.observer import Observer
 from fedsieve.runs.folder import read_result
 from fedsieve.runs.repeat import repeat
-from fedsieve.workbench import Observer
 
 Maker = Callable[..., Experiment]
 SMALL = ("phases.0.rounds=2", "phases.1.rounds=1")

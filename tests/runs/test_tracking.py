@@ -17,10 +17,10 @@ import pytest
 
 from fedsieve.config import Experiment
 from fedsieve.experiment import run
+from fedsieve.observer import Observer
 from fedsieve.runs.collection import FIGURES, as_text, flat
 from fedsieve.runs.folder import read_experiment, read_metrics, read_result
 from fedsieve.runs.tracking import METRICS
-from fedsieve.workbench import Observer
 
 Maker = Callable[..., Experiment]
 Told = list[tuple[str, int, float]]  # name, step, value

@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from fedsieve.experiment_file import load_experiment
+from fedsieve.observer import Observer
 from fedsieve.runs.collection import find_runs
 from fedsieve.sweep.file import load_sweep
 from fedsieve.sweep.sweep import run_sweep
-from fedsieve.workbench import Observer
 
 RATES, DECAYS = [0.01, 0.5], [0.0, 0.1]
 

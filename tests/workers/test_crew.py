@@ -20,9 +20,10 @@ from fedsieve.config import Experiment
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
 from fedsieve.federate.jobs import Answer, Job
+from fedsieve.observer import Observer
 from fedsieve.runs.folder import read_metrics
 from fedsieve.sieve import rules
-from fedsieve.workbench import Observer, Workbench
+from fedsieve.workbench import Workbench
 from fedsieve.workers import crew as crew_module
 from fedsieve.workers.crew import AHEAD, ATTEMPTS, Crew, at_work
 

@@ -12,9 +12,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedsieve.observer import Observer
 from fedsieve.profile import Times
 from fedsieve.report.tables import number, percent
-from fedsieve.workbench import Observer
 
 
 class ProgressBar(Observer):

@@ -9,11 +9,11 @@ from typing import Any
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
+from fedsieve.observer import Observer
 from fedsieve.report.statistics import LEVEL, Interval, interval
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import FIGURES
 from fedsieve.runs.folder import RunFolder, settled
-from fedsieve.workbench import Observer
 
 
 def repeat(

@@ -14,12 +14,12 @@ from typing import Any
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
-from fedsieve.profile import Times, section
+from fedsieve.observer import Observer, Relay
+from fedsieve.profile import section
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import FIGURES, flat
 from fedsieve.runs.folder import read_metrics
 from fedsieve.runs.trackers import TRACKERS, Story, Tracker
-from fedsieve.workbench import Observer
 
 METRICS = ("train_loss", "val_accuracy", "val_loss", "drift_mean", "bytes_up", "bytes_down", "seconds")
 
@@ -33,11 +33,12 @@ def tracked(experiment: Experiment, out: Path, observer: Observer) -> Observer:
     return Tracking(experiment, out, observer) if experiment.track else observer
 
 
-class Tracking(Observer):
+class Tracking(Relay):
     """Tells the trackers what it hears, and passes everything on."""
 
     def __init__(self, experiment: Experiment, out: Path, observer: Observer) -> None:
-        self.experiment, self.out, self.observer = experiment, out, observer
+        super().__init__(observer)
+        self.experiment, self.out = experiment, out
         self.trackers: dict[str, Tracker] = {}
         self.step = 0  # rounds done, over all phases
         self.is_concluded = False
@@ -89,21 +90,6 @@ class Tracking(Observer):
             self.trackers.pop(name, None)
             reason = shorten(str(error) or type(error).__name__, 200, placeholder="…")  # it may hold whole queries
             self.observer.warning(f"track: {name} failed ({reason}); the run goes on without it")
-
-    def note(self, text: str) -> None:
-        self.observer.note(text)
-
-    def warning(self, text: str) -> None:
-        self.observer.warning(text)
-
-    def features(self, done: int, total: int) -> None:
-        self.observer.features(done, total)
-
-    def calibration(self, done: int, total: int) -> None:
-        self.observer.calibration(done, total)
-
-    def finished(self, times: Times) -> None:
-        self.observer.finished(times)
 
 
 def identity_of(run: Path) -> str:

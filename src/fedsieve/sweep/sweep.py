@@ -20,14 +20,13 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError, WorkerError
 from fedsieve.experiment import check, run
-from fedsieve.profile import Times
+from fedsieve.observer import Observer, Relay
 from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import read_run
 from fedsieve.runs.folder import read_metrics
 from fedsieve.sweep.file import Sweep
 from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, values_of
-from fedsieve.workbench import Observer
 
 ObserverFor = Callable[[str], AbstractContextManager[Observer]]  # of a run with this title
 
@@ -116,32 +115,21 @@ def run_slim(experiment: Experiment, folder: Path, observer: Observer) -> dict[s
     return result
 
 
-class Pruner(Observer):
+class Pruner(Relay):
     """Tells a trial's study about each round, and ends the trial if it is a poor one."""
 
-    def __init__(self, inner: Observer, trial: optuna.Trial, folder: Path) -> None:
-        self.inner, self.trial, self.folder = inner, trial, folder
+    def __init__(self, observer: Observer, trial: optuna.Trial, folder: Path) -> None:
+        super().__init__(observer)
+        self.trial, self.folder = trial, folder
         self.rounds = 0
 
-    def note(self, text: str) -> None:
-        self.inner.note(text)
-
-    def warning(self, text: str) -> None:
-        self.inner.warning(text)
-
-    def features(self, done: int, total: int) -> None:
-        self.inner.features(done, total)
-
-    def calibration(self, done: int, total: int) -> None:
-        self.inner.calibration(done, total)
-
     def started(self, rounds: int, done: int) -> None:
-        self.inner.started(rounds, done)
+        self.observer.started(rounds, done)
         for line in read_metrics(self.folder)[:done]:  # the study may have missed the last rounds before an end
             self._judge(line)
 
     def round(self, line: dict[str, Any]) -> None:
-        self.inner.round(line)
+        self.observer.round(line)
         self._judge(line)
 
     def _judge(self, line: dict[str, Any]) -> None:
@@ -150,9 +138,6 @@ class Pruner(Observer):
             self.trial.report(line["val_accuracy"], self.rounds)
             if self.trial.should_prune():
                 raise optuna.TrialPruned
-
-    def finished(self, times: Times) -> None:
-        self.inner.finished(times)
 
 
 # -------------------------------------------------------------------------------------------- results

@@ -22,7 +22,8 @@ from fedsieve.data.load import Dataset, load
 from fedsieve.experiment_file import parse_experiment
 from fedsieve.federate.clients import reason_of
 from fedsieve.federate.jobs import Job
-from fedsieve.workbench import Observer, Workbench, configure_torch
+from fedsieve.observer import Observer
+from fedsieve.workbench import Workbench, configure_torch
 from fedsieve.workers.channel import SharedBuffer, receive, send
 from fedsieve.workers.twin import Twin
 
