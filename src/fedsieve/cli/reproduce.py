@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from fedsieve.config import Experiment
-    from fedsieve.reproduce import Plan, Row
+    from fedsieve.reproduce.plan import Plan, Row
 
 
 def reproduce(
@@ -41,8 +41,8 @@ def reproduce(
     places = [f"{kind} {number}" for kind, number in _given(table=table, figure=figure, section=section)]
     if len(places) > 1:
         raise InputError(f"--{places[0]} and --{places[1]} do not go together; give one of them")
-    from fedsieve.reproduce import choose, make_plan, run_plan, write_tables
-    from fedsieve.scale import scale_called
+    from fedsieve.reproduce.plan import choose, make_plan, run_plan, write_tables
+    from fedsieve.reproduce.scale import scale_called
 
     changes = [f"model.backbone={backbone}"] if backbone else []
     chosen = choose(report, places[0] if places else None, rows or [])
@@ -96,9 +96,9 @@ def _runner(plan: "Plan", terminal: "Console") -> Any:
 
 def _foretell(plan: "Plan", terminal: "Console") -> None:
     """The rows, what each would run, and an estimate; nothing is written."""
-    from fedsieve.estimate import estimates_of
     from fedsieve.report.reproduction import dry_table
     from fedsieve.report.tables import duration
+    from fedsieve.reproduce.estimate import estimates_of
 
     estimates = estimates_of(plan)
     terminal.print(dry_table(plan, estimates))

@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedsieve.config import Experiment
-from fedsieve.estimate import Estimate
 from fedsieve.report.progress import ProgressBar
 from fedsieve.report.tables import duration, percent
-from fedsieve.reproduce import Outcome, Plan, ranks
+from fedsieve.reproduce.estimate import Estimate
+from fedsieve.reproduce.plan import Outcome, Plan, ranks
 
 
 class OnceNoted(ProgressBar):

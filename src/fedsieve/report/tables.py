@@ -255,15 +255,7 @@ def sweep_table(results: Mapping[str, Any]) -> Table:
             f"{len(done)} of {len(arm['trials'])}",
             "–" if arm["chosen"] is None else ", ".join(f"{v}" for v in arm["chosen"].values()) or "as it is",
             percent(best),
-            mean_and_margin(scores),
+            with_margin(interval(scores) if scores else None, percent),
             f"{len(arm['seeds'])} of {results['seeds']}",
         )
     return table
-
-
-def mean_and_margin(values: Sequence[float]) -> str:
-    """A mean of accuracies with its 95% interval."""
-    if not values:
-        return "–"
-    about = interval(values)
-    return percent(about.mean) + ("" if about.margin is None else f" ± {100 * about.margin:.1f}")

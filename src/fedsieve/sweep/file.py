@@ -17,7 +17,7 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from fedsieve.config import Experiment, Settings
 from fedsieve.errors import InputError
-from fedsieve.experiment_file import load_experiment, parse
+from fedsieve.experiment_file import load_experiment, parse, parse_value
 
 Point = dict[str, Any]  # dotted keys of the experiment and their values
 
@@ -175,12 +175,8 @@ def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
         key, sign, text = override.partition("=")
         if not sign or not key.strip():
             raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
-        given[key.strip()] = parse(_Value, f"value: {text}", f"override '{override}'").value
+        given[key.strip()] = parse_value(text, f"override '{override}'")
     sweep = sweep.model_copy(update={"set": {**sweep.set, **given}})
     sweep = Sweep.model_validate(sweep.model_dump())  # an override may stand in the way of what is varied
     sweep.check()
     return sweep
-
-
-class _Value(Settings):
-    value: Any

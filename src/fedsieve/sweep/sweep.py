@@ -25,6 +25,7 @@ from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import read_run
 from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.repeat import with_seed
 from fedsieve.sweep.file import Sweep
 from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, values_of
 
@@ -92,7 +93,7 @@ def repeat(sweep: Sweep, trials: Trials, arm: Arm, nth: int, observer_for: Obser
     if best is None or not trials.is_searched(arm):
         return
     experiment = sweep.experiment_at(arm.values, values_of(best))
-    experiment = experiment.model_copy(update={"seed": experiment.seed + nth})
+    experiment = with_seed(experiment, experiment.seed + nth)
     folder = trials.trial_folder(arm, best) / f"seed-{experiment.seed}"
     if (folder / "result.json").exists() or (lock := trials.try_lock(folder)) is None:
         return

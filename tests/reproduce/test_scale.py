@@ -7,8 +7,8 @@ import pytest
 from fedsieve.config import ClassesSplit, DataSettings, HighLoss, IidSplit, ResizeCenterCrop
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment, preset_names, report_of
-from fedsieve.reproduce import at_scale
-from fedsieve.scale import KNOWN_SIZES, SCALES, data_sizes, scale_called, shrunken
+from fedsieve.reproduce.plan import at_scale
+from fedsieve.reproduce.scale import KNOWN_SIZES, SCALES, data_sizes, scale_called, shrunken
 
 BY_HAND = [  # preset, scale, rounds of its phases, clients, clients in a round, classes of each
     ("001-table2-nc10-scenario-2", "full", [50, 100], 100, 10, 10),

@@ -20,8 +20,8 @@ from fedsieve.config import ExpectSettings, Experiment
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment_file import load_experiment, parse_experiment, preset_names, report_of
 from fedsieve.report.statistics import Interval, interval
+from fedsieve.reproduce.scale import REPORTED_BACKBONE, REPORTED_DATA, Scale, shrunken
 from fedsieve.runs.atomic import write_text
-from fedsieve.scale import REPORTED_BACKBONE, REPORTED_DATA, Scale, shrunken
 
 Metric = Literal["test_accuracy", "val_accuracy"]
 PLACES = ("table", "figure", "section")

@@ -22,8 +22,18 @@ from scipy import stats
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment
 from fedsieve.report.reproduction import reproduction_table
-from fedsieve.reproduce import Outcome, Plan, as_data, backbone_name, choose, make_plan, ranks, run_plan, write_tables
-from fedsieve.scale import SCALES
+from fedsieve.reproduce.plan import (
+    Outcome,
+    Plan,
+    as_data,
+    backbone_name,
+    choose,
+    make_plan,
+    ranks,
+    run_plan,
+    write_tables,
+)
+from fedsieve.reproduce.scale import SCALES
 
 TINY = ["--scale", "smoke", "data.limit=150", "data.image_size=16", "threads=1"]  # with the small backbone of the tests
 

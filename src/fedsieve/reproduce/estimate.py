@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from fedsieve.config import ClassesSplit, Experiment, HighLoss, MaskSettings, PhaseSettings, RidgeHead
 from fedsieve.model.backbone import Backbone, load_backbone
 from fedsieve.model.vit import ViT, ViTShape
-from fedsieve.reproduce import Plan
-from fedsieve.scale import REPORTED_BACKBONE, data_sizes
+from fedsieve.reproduce.plan import Plan
+from fedsieve.reproduce.scale import REPORTED_BACKBONE, data_sizes
 
 SENSITIVITY = 1.45  # of a training step, for as many images (docs/sieve.md)
 PATIENCE = 2.0  # seconds after which nothing is timed again
