@@ -15,18 +15,26 @@ def presets(
         str, typer.Argument(metavar="BEGINNING", help="Only those whose names begin so: 001, digits, 002-table4.2")
     ] = "",
 ) -> None:
-    """List the experiments that come with fedsieve, those of each report under a heading."""
+    """List the experiments that come with fedsieve, those of each report under a heading, and the sweeps."""
     from fedsieve.experiment_file import preset_about, preset_names, report_of
+    from fedsieve.sweep.file import sweep_about, sweep_names
 
     names = [name for name in preset_names() if name.startswith(beginning)]
-    if not names:
+    sweeps = {name: sweep_about(name) for name in sweep_names() if name.startswith(beginning)}
+    if not names and not sweeps:
         raise InputError(f"no preset begins with '{beginning}'; `fedsieve presets` lists them all")
     for report in sorted({report_of(name) or "" for name in names}):
         group = [name for name in names if (report_of(name) or "") == report]
-        if report:
-            print(f"\nReport {report} ({len(group)})")
-        for name in group:
-            print(f"{name:<{max(map(len, group))}}  {preset_about(name).removeprefix(f'Report {report}, ')}")
+        about = {name: preset_about(name).removeprefix(f"Report {report}, ") for name in group}
+        _print_listed(f"Report {report} ({len(group)})" if report else "", about)
+    _print_listed("Sweeps, for `fedsieve sweep`", sweeps)
+
+
+def _print_listed(heading: str, about: dict[str, str]) -> None:
+    if heading and about:
+        print(f"\n{heading}")
+    for name, text in about.items():
+        print(f"{name:<{max(map(len, about))}}  {text}")
 
 
 def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:

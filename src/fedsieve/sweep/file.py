@@ -153,6 +153,11 @@ def sweep_text(name: str) -> str:
     return (resources.files("fedsieve") / "presets" / "sweeps" / f"{name}.yaml").read_text()
 
 
+def sweep_about(name: str) -> str:
+    """The first line of its file."""
+    return sweep_text(name).splitlines()[0].lstrip("# ")
+
+
 def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
     """A sweep that comes with fedsieve, or a YAML file; `key=value` overrides are of the experiment."""
     path = Path(name_or_file).expanduser()
