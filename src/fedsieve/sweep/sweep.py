@@ -168,7 +168,7 @@ def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
             }
         )
     results = {"experiment": sweep.experiment, "set": sweep.set, "seeds": sweep.seeds, "arms": arms}
-    write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
+    write_text(out / "results.json", in_lines(results))
     winner = max(arms, key=_validation_accuracy)
     if winner["chosen"] is not None:
         write_text(out / "best.yaml", sweep.experiment_at(winner["values"], winner["chosen"]).to_yaml())
@@ -176,6 +176,13 @@ def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
     plot_importances(known, out / "importance.png")
     plot_parallel(known, out / "parallel.png")
     return results
+
+
+def in_lines(results: dict[str, Any]) -> str:
+    """As JSON, with a line for each arm."""
+    rest = json.dumps({key: value for key, value in results.items() if key != "arms"})
+    arms = ",\n".join(json.dumps(arm) for arm in results["arms"])
+    return f'{rest[:-1]}, "arms": [\n{arms}\n]}}\n'
 
 
 def _validation_accuracy(arm: dict[str, Any]) -> float:
@@ -201,15 +208,20 @@ def runs_in(folder: Path, first: int, count: int) -> dict[str, dict[str, Any]]:
         phases = one.result["phases"]
         last = [line for line in one.metrics if line["phase"] == phases[-1]["name"]]
         found[str(seed)] = {
-            **{key: one.result[key] for key in keys},
+            **{key: rounded(one.result[key]) for key in keys},
             "test_accuracy_before": phases[-2]["test_accuracy"] if len(phases) > 1 else None,
             "phase_bytes_up": phases[-1]["bytes_up"],
             "phase_bytes_down": phases[-1]["bytes_down"],
-            "phase_seconds": phases[-1]["seconds"],
+            "phase_seconds": rounded(phases[-1]["seconds"]),
             "val_curve": [[line["round"], line["val_accuracy"]] for line in last if line["val_accuracy"] is not None],
-            "drift": [round(line["drift_mean"], 5) for line in last],
+            "drift": [rounded(line["drift_mean"]) for line in last],
         }
     return found
+
+
+def rounded(value: float | None) -> float | None:
+    """To six digits: the runs themselves have the rest."""
+    return value if value is None or isinstance(value, int) else float(f"{value:.6g}")
 
 
 def as_words(values: dict[str, Any]) -> str:
