@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test browser bench bench-parts clean
+.PHONY: demo test claims browser bench bench-parts clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -15,6 +15,10 @@ test: .venv/installed-dev
 
 # The tests of HTML pages need a browser; without one they are skipped.
 browser: .venv/browser
+
+# docs/claims.md and its pictures, from the raw results in docs/results.
+claims: .venv/installed
+	$(BIN)/python scripts/claims.py
 
 bench: bench/.venv/installed
 	bench/$(BIN)/python bench/peers.py

@@ -135,7 +135,9 @@ def picture(study: Study, path: Path) -> bool:
     if not columns:
         return False
     height = 1.3 + 0.36 * len(study.rows)
-    figure, axes = plt.subplots(1, len(columns), figsize=(3.1 * len(columns) + 1.4, height), layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(columns), figsize=(3.1 * len(columns) + 1.4, height), layout="constrained", squeeze=False
+    )
     for axis, column in zip(axes[0], columns, strict=True):
         for place, row in enumerate(study.rows):
             cell = study.cell(row, column)
@@ -143,7 +145,13 @@ def picture(study: Study, path: Path) -> bool:
                 continue
             about = interval([100 * value for value in cell.accuracies.values()])
             colour = COLOURS[place % len(COLOURS)]
-            axis.plot([100 * value for value in cell.accuracies.values()], [place] * about.count, ".", color=colour, alpha=0.35)
+            axis.plot(
+                [100 * value for value in cell.accuracies.values()],
+                [place] * about.count,
+                ".",
+                color=colour,
+                alpha=0.35,
+            )
             axis.errorbar(about.mean, place, xerr=about.margin, fmt="o", color=colour, capsize=3)
             before = [run["test_accuracy_before"] for run in cell.arm["seeds"].values()]
             if None not in before:
@@ -170,7 +178,9 @@ def section(claim: dict[str, Any], docs: Path) -> list[str]:
     return [*lines, f"**Verdict: {claim['verdict'].strip()}**", "", claim.get("why", "").strip(), ""]
 
 
-def guidelines(budgets: Sequence[int], columns: dict[str, dict[str, Any]], candidates: dict[str, dict[str, Any]]) -> list[str]:
+def guidelines(
+    budgets: Sequence[int], columns: dict[str, dict[str, Any]], candidates: dict[str, dict[str, Any]]
+) -> list[str]:
     """For each split and each limit on the bytes that a client sends in a round: what did best within it."""
     lines = ["| data | a client may send in a round | best | test accuracy, % | sends |", "|---|---|---|---|---|"]
     for column, where in columns.items():

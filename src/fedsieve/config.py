@@ -23,6 +23,8 @@ from pydantic_core import PydanticCustomError
 from fedsieve.errors import InputError
 from fedsieve.sieve.rules import BY_SENSITIVITY, RULES
 
+FLAGSHIP = "facebook/dino-vits16"  # the backbone that all of this is about
+
 
 class Settings(BaseModel):
     """A part of an experiment: unchangeable, strict about types, and helpful about misspelt keys."""

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from fedsieve.config import ClassesSplit, DataSettings, HighLoss, IidSplit, ResizeCenterCrop
+from fedsieve.data.sizes import KNOWN_SIZES, data_sizes
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment, preset_names, report_of
 from fedsieve.reproduce.plan import at_scale
-from fedsieve.reproduce.scale import KNOWN_SIZES, SCALES, data_sizes, scale_called, shrunken
+from fedsieve.reproduce.scale import SCALES, scale_called, shrunken
 
 BY_HAND = [  # preset, scale, rounds of its phases, clients, clients in a round, classes of each
     ("001-table2-nc10-scenario-2", "full", [50, 100], 100, 10, 10),

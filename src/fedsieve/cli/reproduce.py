@@ -98,7 +98,7 @@ def _foretell(plan: "Plan", terminal: "Console") -> None:
     """The rows, what each would run, and an estimate; nothing is written."""
     from fedsieve.report.reproduction import dry_table
     from fedsieve.report.tables import duration
-    from fedsieve.reproduce.estimate import estimates_of
+    from fedsieve.reproduce.foretell import estimates_of
 
     estimates = estimates_of(plan)
     terminal.print(dry_table(plan, estimates))

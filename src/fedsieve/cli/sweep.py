@@ -18,6 +18,7 @@ def sweep(
     seeds: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With how many seeds to repeat what was chosen.")
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and about how long.")] = False,
 ) -> None:
     """Try the settings of a sweep file, choose by validation accuracy, and repeat what was chosen with several seeds.
 
@@ -30,10 +31,13 @@ def sweep(
         settings = settings.model_copy(update={"seeds": seeds})
     folder = out or Path("runs") / Path(file).stem
     from fedsieve.report.progress import ProgressBar
-    from fedsieve.report.tables import sweep_table
-    from fedsieve.sweep.sweep import run_sweep
+    from fedsieve.report.tables import foretold_table, sweep_table
+    from fedsieve.sweep.sweep import foretell, run_sweep
 
     terminal = console()
+    if dry_run:
+        terminal.print(foretold_table(foretell(settings, folder)))
+        return
     results = run_sweep(settings, folder, lambda title: ProgressBar(terminal, title))
     terminal.print(sweep_table(results))
     terminal.print(f"written to {folder}", soft_wrap=True)

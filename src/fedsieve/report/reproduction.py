@@ -9,7 +9,7 @@ from rich.text import Text
 from fedsieve.config import Experiment
 from fedsieve.report.progress import ProgressBar
 from fedsieve.report.tables import duration, percent
-from fedsieve.reproduce.estimate import Estimate
+from fedsieve.reproduce.foretell import Estimate
 from fedsieve.reproduce.plan import Outcome, Plan, ranks
 
 

@@ -259,3 +259,17 @@ def sweep_table(results: Mapping[str, Any]) -> Table:
             f"{len(arm['seeds'])} of {results['seeds']}",
         )
     return table
+
+
+def foretold_table(rows: Sequence[tuple[str, int, float]]) -> Table:
+    """What would be run, how often, and how long that would take."""
+    table = _table(["arm", "runs left", "estimate"])
+    for about, left, seconds in rows:
+        table.add_row(Text(about), str(left), duration(seconds))
+    table.add_section()
+    table.add_row(
+        "in all, estimated from a few timed images",
+        str(sum(row[1] for row in rows)),
+        duration(sum(row[2] for row in rows)),
+    )
+    return table

@@ -15,9 +15,9 @@ it is reported: learning rates, batch sizes, local epochs and steps, sparsity, t
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 from fedsieve.config import (
+    FLAGSHIP,
     CenterCropSettings,
     ClassesSplit,
     ClientSettings,
@@ -28,10 +28,10 @@ from fedsieve.config import (
     PhaseSettings,
     ResizeCenterCrop,
 )
+from fedsieve.data.sizes import data_sizes
 from fedsieve.errors import InputError
 
-REPORTED_DATA, REPORTED_BACKBONE, REPORTED_CLASSES = "cifar100", "facebook/dino-vits16", 100
-KNOWN_SIZES = {"cifar100": (50_000, 10_000, 100), "digits": (1_438, 359, 10)}  # training and test images, classes
+REPORTED_DATA, REPORTED_BACKBONE, REPORTED_CLASSES = "cifar100", FLAGSHIP, 100
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,6 @@ def shrunken(experiment: Experiment, scale: Scale) -> Experiment:
             "phases": tuple(_phase(phase, scale) for phase in experiment.phases),
         }
     )
-
-
-def data_sizes(data: DataSettings) -> tuple[int, int, int]:
-    """Training images, test images and classes; known data sets need not be there for it."""
-    train, test, classes = KNOWN_SIZES.get(data.name) or _counted(data.name, data.path, data.image_size)
-    return train if data.limit is None else min(train, data.limit), test, classes
-
-
-@cache
-def _counted(name: str, path: str | None, image_size: int | None) -> tuple[int, int, int]:
-    from fedsieve.data.load import load
-
-    data = load(DataSettings.model_validate({"name": name, "path": path, "image_size": image_size}))
-    return len(data.train), len(data.test), len(data.classes)
 
 
 def _data(data: DataSettings, scale: Scale) -> DataSettings:

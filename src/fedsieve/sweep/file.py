@@ -114,6 +114,10 @@ class Sweep(Settings):
     def grid_points(self) -> list[Point]:
         return combinations({key: values for key, values in self.search.items() if isinstance(values, list)})
 
+    def any_point(self) -> Point:
+        """Some point of the search."""
+        return {key: values.low if isinstance(values, Range) else values[0] for key, values in self.search.items()}
+
     def experiment_at(self, *points: Point) -> Experiment:
         """The experiment with what is set for all, and at these points."""
         changes = {key: value for point in (self.set, *points) for key, value in expanded(point).items()}

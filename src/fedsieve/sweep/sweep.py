@@ -27,7 +27,7 @@ from fedsieve.runs.collection import read_run
 from fedsieve.runs.folder import read_metrics
 from fedsieve.runs.repeat import with_seed
 from fedsieve.sweep.file import Sweep
-from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, values_of
+from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, arm_name, values_of
 
 ObserverFor = Callable[[str], AbstractContextManager[Observer]]  # of a run with this title
 
@@ -49,6 +49,21 @@ def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, A
             repeat(sweep, trials, arm, nth, observer_for)
     with trials.alone():
         return conclude(sweep, trials, out)
+
+
+def foretell(sweep: Sweep, out: Path) -> list[tuple[str, int, float]]:
+    """Each arm in words, how many of its runs are left, and about how many seconds they would take."""
+    from fedsieve.estimate import Estimator
+
+    estimator, rows = Estimator(), []
+    tries = sweep.trials or len(sweep.grid_points())
+    for number, arm in enumerate(sweep.arm_points()):
+        done = len(list((out / "runs" / arm_name(number, arm)).rglob("result.json")))
+        left = max(0, tries + sweep.seeds - 1 - done)
+        rows.append(
+            (as_words(arm) or "as it is", left, estimator.seconds(sweep.experiment_at(arm, sweep.any_point()), left))
+        )
+    return rows
 
 
 def prepare(sweep: Sweep, base: Experiment, out: Path) -> None:

@@ -83,7 +83,7 @@ class Trials:
             direction="maximize",
             load_if_exists=True,
         )
-        return Arm(number, f"{number:02d}-{slug(values)}".rstrip("-"), values, study)
+        return Arm(number, arm_name(number, values), values, study)
 
     def _enqueue_grid(self, arm: Arm) -> None:
         """The points of the grid that are not there yet: all of them at the beginning, later those of new values."""
@@ -200,10 +200,11 @@ def values_of(trial: FrozenTrial) -> Point:
     return json.loads(trial.user_attrs.get(VALUES, "{}"))
 
 
-def slug(values: Point) -> str:
-    """Values as a part of a folder's name."""
+def arm_name(number: int, values: Point) -> str:
+    """A folder's name: `02-iid-random`."""
     texts = []
     for value in values.values():
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         texts += [str(part) for part in parts]
-    return "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in text)[:24] for text in texts)[:80]
+    words = ("".join(c if c.isalnum() or c in "._" else "_" for c in text)[:24] for text in texts)
+    return "-".join([f"{number:02d}", *words])[:80]

@@ -3,8 +3,9 @@
 import pytest
 
 from fedsieve.config import Experiment
+from fedsieve.estimate import SENSITIVITY, Speed, measured_speed, seconds_for, work_of
 from fedsieve.experiment_file import load_experiment, parse_experiment
-from fedsieve.reproduce.estimate import SENSITIVITY, Speed, estimates_of, measured_speed, seconds_for, work_of
+from fedsieve.reproduce.foretell import estimates_of
 from fedsieve.reproduce.plan import choose, make_plan
 from fedsieve.reproduce.scale import SCALES
 

@@ -3,18 +3,17 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedsieve.config import ClassesSplit, Experiment, HighLoss, MaskSettings, PhaseSettings, RidgeHead
+from fedsieve.config import FLAGSHIP, ClassesSplit, Experiment, HighLoss, MaskSettings, PhaseSettings, RidgeHead
+from fedsieve.data.sizes import data_sizes
 from fedsieve.model.backbone import Backbone, load_backbone
 from fedsieve.model.vit import ViT, ViTShape
-from fedsieve.reproduce.plan import Plan
-from fedsieve.reproduce.scale import REPORTED_BACKBONE, data_sizes
 
+Network = tuple[str, int, str]  # a backbone, the size of its images, and a device
 SENSITIVITY = 1.45  # of a training step, for as many images (docs/sieve.md)
 PATIENCE = 2.0  # seconds after which nothing is timed again
 PER_RUN, PER_ROUND = 0.3, 0.03  # seconds for files, workers, aggregation: coarse, and little in any long run
@@ -92,34 +91,27 @@ def seconds_for(work: Work, speed: Speed, threads: int) -> float:
     return heavy / threads + work.rounds * PER_ROUND + PER_RUN
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Of the runs of one row that are not finished."""
+class Estimator:
+    """How long experiments would take here, one after another; a network is timed, and its features counted, once."""
 
-    left: int
-    seconds: float
+    def __init__(self) -> None:
+        self.speeds: dict[Network, Speed] = {}
+        self.kept: set[Network] = set()  # whose features an earlier experiment has computed
 
-
-def estimates_of(plan: Plan) -> dict[str, Estimate]:
-    """By preset, for the first row of each experiment; features are counted where they are first needed."""
-    speeds: dict[tuple[str, int, str], Speed] = {}
-    kept: set[tuple[str, int, str]] = set()  # networks whose features an earlier row has computed
-    estimates: dict[str, Estimate] = {}
-    folders: dict[str, list[Path]] = {}
-    for row, _, folder in plan.runs():
-        folders.setdefault(row.preset, []).append(folder)
-    for row in (row for row in plan.rows if row.preset in folders):
-        settings = row.experiment.resolved()
+    def seconds(self, experiment: Experiment, runs: int) -> float:
+        """For so many runs of an experiment."""
+        if not runs:
+            return 0.0
+        settings = experiment.resolved()
         assert settings.workers != "auto" and settings.threads != "auto" and settings.data.image_size is not None
-        network, threads = (settings.model.backbone, settings.data.image_size, settings.device), settings.threads
-        speed = speeds[network] = speeds.get(network) or measured_speed(*network)
-        work, left = work_of(settings), sum(not (folder / "result.json").exists() for folder in folders[row.preset])
-        seconds = left * seconds_for(work, speed, threads * settings.workers)
-        if work.features and network not in kept:
-            kept.add(network)
-            seconds += work.features * speed.seen / (threads * settings.workers) if left else 0.0
-        estimates[row.preset] = Estimate(left, seconds)
-    return estimates
+        network: Network = (settings.model.backbone, settings.data.image_size, settings.device)
+        speed = self.speeds[network] = self.speeds.get(network) or measured_speed(*network)
+        work, threads = work_of(settings), settings.threads * settings.workers
+        seconds = runs * seconds_for(work, speed, threads)
+        if work.features and network not in self.kept:
+            self.kept.add(network)
+            seconds += work.features * speed.seen / threads
+        return seconds
 
 
 def measured_speed(backbone: str, image_size: int, device: str) -> Speed:
@@ -146,7 +138,7 @@ def measured_speed(backbone: str, image_size: int, device: str) -> Speed:
 
 
 def _network(backbone: str, image_size: int) -> Backbone:
-    if backbone == REPORTED_BACKBONE:  # its time does not depend on its weights, which may not be here
+    if backbone == FLAGSHIP:  # its time does not depend on its weights, which may not be here
         return ViT(ViTShape(image_size, patch_size=16, width=384, depth=12, heads=6, hidden=1536))
     return load_backbone(backbone, image_size)
 
