@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment
 from fedsieve.observer import Observer
 from fedsieve.runs.collection import find_runs
@@ -128,6 +130,17 @@ def test_more_values_and_more_seeds_add_to_a_sweep(sweep_file: Path, tmp_path: P
     assert all(len(arm["seeds"]) == 4 for arm in found["arms"])
 
 
+def test_an_arm_before_the_others_leaves_their_runs_alone(sweep_file: Path, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(sweep_file.read_text()) | {"arms": {"clients.fraction": [0.5]}, "seeds": 1}
+    sweep_file.write_text(yaml.safe_dump(sweep))
+    first = run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([]))
+    sweep_file.write_text(yaml.safe_dump(sweep | {"arms": {"clients.fraction": [0.25, 0.5]}}))
+    titles: list[str] = []
+    both = run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent(titles))
+    assert both["arms"][1:] == first["arms"]
+    assert len(titles) == 4 and all(title.startswith("0.25") for title in titles)
+
+
 def test_ended_in_a_round_and_resumed_it_is_as_if_nothing_had_happened(sweep_file: Path, tmp_path: Path) -> None:
     run_sweep(load_sweep(str(sweep_file)), tmp_path / "whole", Silent([]))
     for stop in (1, 4, 11, 100):
@@ -222,3 +235,46 @@ def test_a_run_that_fails_is_a_failed_trial_and_the_sweep_goes_on(sweep_file: Pa
         assert [trial["state"] for trial in arm["trials"]] == ["complete", "fail"]
         assert "loss" in arm["trials"][1]["reason"]
         assert arm["chosen"] == {"phases.0.local.lr": 0.1}
+
+
+def test_a_folder_with_something_else_stays_as_it_is(sweep_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thesis.txt").write_text("years of work")
+    with pytest.raises(InputError, match="something else than a sweep"):
+        run_sweep(load_sweep(str(sweep_file)), tmp_path / "other", Silent([]))
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
+    with pytest.raises(InputError, match="is a file"):
+        run_sweep(load_sweep(str(sweep_file)), sweep_file, Silent([]))
+
+
+def test_a_sweep_of_another_experiment_is_refused(sweep_file: Path, tmp_path: Path) -> None:
+    short = ["phases.0.rounds=1"]
+    first = run_sweep(load_sweep(str(sweep_file), short), tmp_path / "out", Silent([]))
+    for changed in (["phases.0.rounds=2"], ["clients.count=5", *short]):
+        with pytest.raises(InputError, match="another experiment"):
+            run_sweep(load_sweep(str(sweep_file), changed), tmp_path / "out", Silent([]))
+    sweep = yaml.safe_load(sweep_file.read_text())
+    fewer = sweep | {"search": {**sweep["search"], "phases.0.local.lr": RATES[:1]}}
+    others = sweep | {"arms": {"clients.weighting": ["samples"]}}
+    for changed, told in ((fewer, "not in this sweep"), (others, "other arms")):
+        sweep_file.write_text(yaml.safe_dump(changed))
+        with pytest.raises(InputError, match=told):
+            run_sweep(load_sweep(str(sweep_file), short), tmp_path / "out", Silent([]))
+    sweep_file.write_text(yaml.safe_dump(sweep))
+    assert run_sweep(load_sweep(str(sweep_file), short), tmp_path / "out", Silent([])) == first
+
+
+def test_wrong_data_are_told_before_anything_is_written(sweep_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nowhere"):
+        run_sweep(load_sweep(str(sweep_file), ["data.path=nowhere.npz"]), tmp_path / "out", Silent([]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_it_does(sweep_file: Path, tmp_path: Path, fedsieve: Callable) -> None:
+    out = tmp_path / "out"
+    code, printed, _ = fedsieve("sweep", str(sweep_file), "--out", str(out), "--dry-run")
+    assert code == 0 and "12" in printed and not out.exists()
+    code, printed, _ = fedsieve("sweep", str(sweep_file), "--out", str(out), "--seeds", "2")
+    assert code == 0 and "equal" in printed and "2 of 2" in printed
+    code, _, told = fedsieve("sweep", str(sweep_file), "clients.cuont=3", "--out", str(tmp_path / "wrong"))
+    assert code == 2 and "did you mean 'count'" in told and not (tmp_path / "wrong").exists()

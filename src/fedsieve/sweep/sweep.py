@@ -27,18 +27,14 @@ from fedsieve.runs.collection import read_run
 from fedsieve.runs.folder import read_metrics
 from fedsieve.runs.repeat import with_seed
 from fedsieve.sweep.file import Sweep
-from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, arm_name, values_of
+from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, alone, arm_name, values_of
 
 ObserverFor = Callable[[str], AbstractContextManager[Observer]]  # of a run with this title
 
 
 def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, Any]:
     """Run what is left of the sweep in the folder `out`; what results.json says."""
-    base = sweep.experiment_at()
-    first = sweep.experiment_at(sweep.arm_points()[0])
-    prepare(sweep, base, out)
-    warm_up = sum(phase.rounds for phase in first.phases) // 3
-    trials = Trials(out, sweep, base.seed, warm_up)
+    trials = prepare(sweep, out)
     while (taken := trials.take()) is not None:
         try:
             try_out(sweep, taken, observer_for)
@@ -47,7 +43,7 @@ def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, A
     for nth in range(1, sweep.seeds):
         for arm in trials.arms:
             repeat(sweep, trials, arm, nth, observer_for)
-    with trials.alone():
+    with alone(out):
         return conclude(sweep, trials, out)
 
 
@@ -57,8 +53,8 @@ def foretell(sweep: Sweep, out: Path) -> list[tuple[str, int, float]]:
 
     estimator, rows = Estimator(), []
     tries = sweep.trials or len(sweep.grid_points())
-    for number, arm in enumerate(sweep.arm_points()):
-        done = len(list((out / "runs" / arm_name(number, arm)).rglob("result.json")))
+    for arm in sweep.arm_points():
+        done = len(list((out / "runs" / arm_name(arm)).rglob("result.json")))
         left = max(0, tries + sweep.seeds - 1 - done)
         rows.append(
             (as_words(arm) or "as it is", left, estimator.seconds(sweep.experiment_at(arm, sweep.any_point()), left))
@@ -66,19 +62,26 @@ def foretell(sweep: Sweep, out: Path) -> list[tuple[str, int, float]]:
     return rows
 
 
-def prepare(sweep: Sweep, base: Experiment, out: Path) -> None:
-    """Make the folder, unless it holds something else or the input is wrong."""
+def prepare(sweep: Sweep, out: Path) -> Trials:
+    """Make the folder, or open the one that is there, unless it holds something else or the input is wrong."""
     file = out / "sweep.yaml"
-    settings = base.outcome().model_dump(mode="json")
-    if file.exists():
-        if yaml.safe_load(file.read_text()).get("base") != settings:
-            raise InputError(f"--out {out} holds a sweep of another experiment; give another folder")
-    elif out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give the name of a new folder")
+    ours = ("sweep.yaml", "trials.sqlite")
+    there = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")] if out.exists() else []
+    if there and not any(name in there for name in ours):
         raise InputError(f"--out {out} holds something else than a sweep; give the name of a new folder")
-    else:
-        check(sweep.experiment_at(sweep.arm_points()[0]))
+    base, first = sweep.experiment_at(), sweep.experiment_at(sweep.arm_points()[0])
+    if not file.exists():
+        check(first)
         out.mkdir(parents=True, exist_ok=True)
-    write_text(file, yaml.safe_dump({**sweep.model_dump(mode="json"), "base": settings}, sort_keys=False))
+    settings = base.outcome().model_dump(mode="json")
+    with alone(out):
+        if file.exists() and yaml.safe_load(file.read_text()).get("base") != settings:
+            raise InputError(f"--out {out} holds a sweep of another experiment; give another folder")
+        trials = Trials(out, sweep, base.seed, sum(phase.rounds for phase in first.phases) // 3)
+        write_text(file, yaml.safe_dump({**sweep.model_dump(mode="json"), "base": settings}, sort_keys=False))
+    return trials
 
 
 def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:

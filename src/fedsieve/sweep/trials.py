@@ -6,6 +6,7 @@ again, from its last checkpoint, and is neither lost nor run twice.
 """
 
 import fcntl
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,6 @@ VALUES, REASON = "values", "reason"  # what a trial carries beside Optuna's own
 class Arm:
     """One way of doing things, with the trials of what is searched in it."""
 
-    number: int
     name: str  # of its folder
     values: Point
     study: optuna.Study
@@ -58,32 +58,31 @@ class Taken:
 
 
 class Trials:
-    """All trials of the sweep in a folder."""
+    """All trials of the sweep in a folder; to be made by one process at a time."""
 
     def __init__(self, folder: Path, sweep: Sweep, seed: int, warm_up: int = 0) -> None:
         self.folder, self.sweep, self.warm_up = folder, sweep, warm_up  # no trial is ended in its first rounds
-        storage = optuna.storages.RDBStorage(
-            f"sqlite:///{folder / 'trials.sqlite'}", engine_kwargs={"connect_args": {"timeout": 120}}
-        )
         points = sweep.arm_points()
-        with self.alone():
-            strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
-            if strangers:
-                raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
-            self.arms = [self._arm(storage, number, values, seed) for number, values in enumerate(points)]
-            for arm in self.arms:
-                self._enqueue_grid(arm)
+        address = f"sqlite:///{folder / 'trials.sqlite'}"
+        storage = optuna.storages.RDBStorage(address, engine_kwargs={"connect_args": {"timeout": 120}})
+        strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
+        if strangers:
+            raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
+        self.arms = [self._arm(storage, values, seed) for values in points]
+        for arm in self.arms:
+            self._enqueue_grid(arm)
 
-    def _arm(self, storage: optuna.storages.BaseStorage, number: int, values: Point, seed: int) -> Arm:
+    def _arm(self, storage: optuna.storages.BaseStorage, values: Point, seed: int) -> Arm:
+        name = arm_name(values)
         study = optuna.create_study(
             study_name=json.dumps(values),
             storage=storage,
-            sampler=AddressedTPE(seed, number),
+            sampler=AddressedTPE(seed, name),
             pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=self.warm_up),
             direction="maximize",
             load_if_exists=True,
         )
-        return Arm(number, arm_name(number, values), values, study)
+        return Arm(name, values, study)
 
     def _enqueue_grid(self, arm: Arm) -> None:
         """The points of the grid that are not there yet: all of them at the beginning, later those of new values."""
@@ -101,7 +100,7 @@ class Trials:
 
     def take(self) -> Taken | None:
         """A trial nobody works at: one that was left behind, else a new one; None if there is none (left)."""
-        with self.alone():
+        with alone(self.folder):
             for arm in self.arms:
                 for trial in arm.trials():
                     if trial.state == TrialState.RUNNING and (lock := self.try_lock(self.trial_folder(arm, trial))):
@@ -144,12 +143,16 @@ class Trials:
             file.close()
             return None
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """SQLite alone would let two processes take the same trial between a look and a change."""
-        with (self.folder / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Of all processes that work at the sweep in a folder, one at a time is in here.
+
+    SQLite alone would let two of them take the same trial between a look and a change.
+    """
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 class AddressedTPE(optuna.samplers.BaseSampler):
@@ -158,7 +161,7 @@ class AddressedTPE(optuna.samplers.BaseSampler):
     So a sweep that is resumed, or shared by processes, does not draw the same points again.
     """
 
-    def __init__(self, seed: int, arm: int) -> None:
+    def __init__(self, seed: int, arm: str) -> None:
         self.seed, self.arm = seed, arm
 
     def _sampler(self, trial: FrozenTrial, key: str = "") -> optuna.samplers.BaseSampler:
@@ -200,11 +203,17 @@ def values_of(trial: FrozenTrial) -> Point:
     return json.loads(trial.user_attrs.get(VALUES, "{}"))
 
 
-def arm_name(number: int, values: Point) -> str:
-    """A folder's name: `02-iid-random`."""
+def arm_name(values: Point) -> str:
+    """A folder's name that stays the same whatever other arms there are: `iid-random`, `classes-5-random-3f2a`.
+
+    The digits are a hash of values that the words do not tell exactly.
+    """
     texts = []
     for value in values.values():
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         texts += [str(part) for part in parts]
-    words = ("".join(c if c.isalnum() or c in "._" else "_" for c in text)[:24] for text in texts)
-    return "-".join([f"{number:02d}", *words])[:80]
+    said = "-".join(texts)
+    words = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in said)[:60].lstrip(".-")
+    is_exact = words == said and not any(isinstance(value, dict | list) for value in values.values())
+    digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=2).hexdigest()
+    return (words if is_exact else f"{words}-{digest}") or "as-it-is"
