@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError, WorkerError
 from fedsieve.experiment import check, run
+from fedsieve.experiment_file import parse_experiment
 from fedsieve.observer import Observer, Relay
 from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.runs.atomic import write_text
@@ -75,13 +76,18 @@ def prepare(sweep: Sweep, out: Path) -> Trials:
     if not file.exists():
         check(first)
         out.mkdir(parents=True, exist_ok=True)
-    settings = base.outcome().model_dump(mode="json")
     with alone(out):
-        if file.exists() and yaml.safe_load(file.read_text()).get("base") != settings:
+        if file.exists() and not base_of(file).same_outcome(base):
             raise InputError(f"--out {out} holds a sweep of another experiment; give another folder")
         trials = Trials(out, sweep, base.seed, sum(phase.rounds for phase in first.phases) // 3)
-        write_text(file, yaml.safe_dump({**sweep.model_dump(mode="json"), "base": settings}, sort_keys=False))
+        everything = {**sweep.model_dump(mode="json"), "base": base.model_dump(mode="json")}
+        write_text(file, yaml.safe_dump(everything, sort_keys=False))
     return trials
+
+
+def base_of(file: Path) -> Experiment:
+    """The experiment that a sweep in a folder varies, as it was when the sweep began."""
+    return parse_experiment(yaml.safe_dump(yaml.safe_load(file.read_text())["base"]), f"{file}, base")
 
 
 def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:

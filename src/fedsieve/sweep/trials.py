@@ -216,4 +216,4 @@ def arm_name(values: Point) -> str:
     words = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in said)[:60].lstrip(".-")
     is_exact = words == said and not any(isinstance(value, dict | list) for value in values.values())
     digest = hashlib.blake2b(json.dumps(values).encode(), digest_size=2).hexdigest()
-    return (words if is_exact else f"{words}-{digest}") or "as-it-is"
+    return "-".join(filter(None, [words, "" if is_exact else digest])) or "as-it-is"
