@@ -1,6 +1,7 @@
 """Sweep files: what they mean, and what is wrong with wrong ones."""
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.errors import InputError
-from fedsieve.sweep.file import combinations, expanded, load_sweep, sweep_names
+from fedsieve.sweep.file import Sweep, combinations, expanded, load_sweep, sweep_names
 
 
 def written(tmp_path: Path, **sweep: object) -> str:
@@ -48,6 +49,34 @@ def test_overrides_are_of_the_experiment(tmp_path: Path) -> None:
     assert {sweep.experiment_at(point).phases[0].rounds for point in sweep.arm_points()} == {3}
 
 
+def climbed(sweep: Sweep, height: Callable[[dict], float]) -> list[tuple[dict, float]]:
+    """All that a climb tries, and what it finds there."""
+    known: list[tuple[dict, float]] = []
+    while points := sweep.points_to_try(known):
+        known += [(point, height(point)) for point in points]
+    return known
+
+
+@given(st.integers(0, 8), st.integers(0, 4))
+def test_a_climb_finds_the_top_of_a_hill(top: int, other: int) -> None:
+    search = {"clients.count": list(range(9)), "phases.0.rounds": list(range(5))}
+    sweep = Sweep(experiment="digits-iid", search=search, climb=True)
+    found = climbed(sweep, lambda at: 1 - abs(at["clients.count"] - top) / 9 - abs(at["phases.0.rounds"] - other) / 9)
+    best = max(found, key=lambda one: one[1])[0]
+    assert best == {"clients.count": top, "phases.0.rounds": other}
+    assert len(found) < len(sweep.grid_points())
+    assert len({str(point) for point, _ in found}) == len(found)
+
+
+def test_a_climb_waits_for_what_is_under_way() -> None:
+    sweep = Sweep(experiment="digits-iid", search={"clients.count": [1, 2, 4, 8, 16]}, climb=True)
+    assert sweep.points_to_try([]) == [{"clients.count": 4}]
+    assert sweep.points_to_try([({"clients.count": 4}, None)]) == []
+    assert sweep.points_to_try([({"clients.count": 4}, 0.5)]) == [{"clients.count": 2}, {"clients.count": 8}]
+    known = [({"clients.count": 4}, 0.5), ({"clients.count": 2}, 0.4), ({"clients.count": 8}, 0.6)]
+    assert sweep.points_to_try(known) == [{"clients.count": 16}]
+
+
 @pytest.mark.parametrize("name", sweep_names())
 def test_sweeps_that_come_along_are_valid(name: str) -> None:
     sweep = load_sweep(name)
@@ -78,6 +107,7 @@ def test_a_fixed_budget_keeps_the_number_of_steps() -> None:
         ({"arms": {"seed": [1, 2]}}, ["seeds: 5"]),
         ({"arms": {"clients.count": [5]}, "trials": 4}, ["trials"]),
         ({}, ["nothing to vary"]),
+        ({"search": {"clients.count": [5, 6]}, "climb": True, "trials": 4}, ["climb"]),
         ({"arms": {"clients.count": [5]}, "sedes": 4}, ["sedes", "did you mean 'seeds'"]),
         ({"search": {"clients.count": [5]}, "set": {"data.validation": 0.0}}, ["validation"]),
         ({"experiment": "digits-iic", "arms": {"clients.count": [5]}}, ["digits-iic", "did you mean"]),

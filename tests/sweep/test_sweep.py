@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,22 @@ def test_killed_two_processes_at_once_and_resumed_no_trial_is_lost_or_doubled(sw
     assert hashes(out) == hashes(tmp_path / "whole")
     rows = sqlite3.connect(out / "trials.sqlite").execute("select state from trials").fetchall()
     assert rows == [("COMPLETE",)] * 8
+
+
+def test_a_climb_ends_where_no_neighbour_is_better(sweep_file: Path, tmp_path: Path) -> None:
+    rates = [1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0]
+    sweep = yaml.safe_load(sweep_file.read_text())
+    sweep |= {"search": {"phases.0.local.lr": rates}, "climb": True, "seeds": 1}
+    sweep_file.write_text(yaml.safe_dump(sweep))
+    for stop in (5, 1000):
+        with suppress(KeyboardInterrupt):
+            found = run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([], stop))
+    for arm in found["arms"]:
+        heights = {trial["values"]["phases.0.local.lr"]: trial["val_accuracy"] for trial in arm["trials"]}
+        place = rates.index(arm["chosen"]["phases.0.local.lr"])
+        assert heights[rates[place]] == max(heights.values())
+        assert set(rates[max(0, place - 1) : place + 2]) <= heights.keys()
+        assert next(iter(heights)) == 0.01 and len(heights) == len(arm["trials"]) < 6
 
 
 @pytest.fixture

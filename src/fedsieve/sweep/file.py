@@ -55,6 +55,7 @@ class Sweep(Settings):
     set: dict[str, Any] = Field(default_factory=dict)
     arms: dict[str, list[Any]] = Field(default_factory=dict)
     search: dict[str, Choices] = Field(default_factory=dict)
+    climb: bool = False
     trials: int | None = Field(None, ge=1)
     prune: bool = True
     seeds: int = Field(1, ge=1)
@@ -99,14 +100,15 @@ class Sweep(Settings):
         ranges = [key for key, values in self.search.items() if isinstance(values, Range)]
         if ranges and self.trials is None:
             raise ValueError(f"search has a range, '{ranges[0]}', which has no end; say how many trials, such as 20")
+        if self.climb and (self.trials is not None or not self.search):
+            raise ValueError("climb goes through the lists of a search, without trials; leave one of them out")
         if self.trials is not None and not self.search:
             raise ValueError("trials are tries of a search, and there is none; give search, or leave trials out")
         return self
 
     @property
-    def is_grid(self) -> bool:
-        """Whether all combinations of the search are tried."""
-        return self.trials is None
+    def is_bayesian(self) -> bool:
+        return self.trials is not None
 
     def arm_points(self) -> list[Point]:
         return combinations(self.arms)
@@ -114,9 +116,35 @@ class Sweep(Settings):
     def grid_points(self) -> list[Point]:
         return combinations({key: values for key, values in self.search.items() if isinstance(values, list)})
 
-    def any_point(self) -> Point:
-        """Some point of the search."""
-        return {key: values.low if isinstance(values, Range) else values[0] for key, values in self.search.items()}
+    def middle(self) -> Point:
+        """Some point of the search, the one that a climb starts from."""
+        choices = self.search.items()
+        return {key: values.low if isinstance(values, Range) else values[len(values) // 2] for key, values in choices}
+
+    def neighbours(self, point: Point) -> list[Point]:
+        """The points of the grid one step away along one key's list."""
+        found = []
+        for key, values in self.search.items():
+            assert isinstance(values, list)
+            place = values.index(point[key])
+            found += [{**point, key: values[near]} for near in (place - 1, place + 1) if 0 <= near < len(values)]
+        return found
+
+    def points_to_try(self, known: Sequence[tuple[Point, float | None]]) -> list[Point]:
+        """What a search that is not Bayesian lacks, from what is tried, with the accuracy where it is known.
+
+        Of a grid all the rest. A climb goes on with the neighbours of the best point until they are tried, too.
+        """
+        there = [point for point, _ in known]
+        if not self.climb:
+            wanted = self.grid_points()
+        elif not known:
+            wanted = [self.middle()]
+        elif any(accuracy is None for _, accuracy in known):
+            wanted = []  # to be seen first
+        else:
+            wanted = self.neighbours(max(known, key=lambda one: one[1] or 0.0)[0])
+        return [point for point in wanted if point not in there]
 
     def experiment_at(self, *points: Point) -> Experiment:
         """The experiment with what is set for all, and at these points."""

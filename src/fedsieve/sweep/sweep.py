@@ -53,12 +53,12 @@ def foretell(sweep: Sweep, out: Path) -> list[tuple[str, int, float]]:
     from fedsieve.estimate import Estimator
 
     estimator, rows = Estimator(), []
-    tries = sweep.trials or len(sweep.grid_points())
+    tries = sweep.trials or (4 if sweep.climb else len(sweep.grid_points()))  # a climb may need more or fewer
     for arm in sweep.arm_points():
         done = len(list((out / "runs" / arm_name(arm)).rglob("result.json")))
         left = max(0, tries + sweep.seeds - 1 - done)
         rows.append(
-            (as_words(arm) or "as it is", left, estimator.seconds(sweep.experiment_at(arm, sweep.any_point()), left))
+            (as_words(arm) or "as it is", left, estimator.seconds(sweep.experiment_at(arm, sweep.middle()), left))
         )
     return rows
 
@@ -98,7 +98,7 @@ def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
     try:
         with observer_for(title) as observer:
             folder = taken.folder / f"seed-{experiment.seed}"
-            watching = observer if sweep.is_grid or not sweep.prune else Pruner(observer, trial, folder)
+            watching = Pruner(observer, trial, folder) if sweep.is_bayesian and sweep.prune else observer
             result = run_slim(experiment, folder, watching)
     except optuna.TrialPruned:
         study.tell(trial, state=TrialState.PRUNED)

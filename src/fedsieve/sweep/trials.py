@@ -70,7 +70,7 @@ class Trials:
             raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
         self.arms = [self._arm(storage, values, seed) for values in points]
         for arm in self.arms:
-            self._enqueue_grid(arm)
+            self._enqueue(arm)
 
     def _arm(self, storage: optuna.storages.BaseStorage, values: Point, seed: int) -> Arm:
         name = arm_name(values)
@@ -84,19 +84,22 @@ class Trials:
         )
         return Arm(name, values, study)
 
-    def _enqueue_grid(self, arm: Arm) -> None:
-        """The points of the grid that are not there yet: all of them at the beginning, later those of new values."""
-        if not self.sweep.is_grid:
+    def _enqueue(self, arm: Arm) -> None:
+        """The points that are to be tried next: all of a grid at the beginning, later those of values that are new."""
+        if self.sweep.is_bayesian:
             return
-        there = [values_of(trial) for trial in arm.trials()]
-        wanted = self.sweep.grid_points()
-        if gone := [point for point in there if point not in wanted]:
+        known = [(values_of(trial), self._worth(trial)) for trial in arm.trials()]
+        if gone := [point for point, _ in known if point not in self.sweep.grid_points()]:
             raise InputError(
                 f"{self.folder} holds trials that are not in this sweep, such as {gone[0]}; give another --out"
             )
-        for point in wanted:
-            if point not in there:
-                arm.study.enqueue_trial({}, user_attrs={VALUES: json.dumps(point)})
+        for point in self.sweep.points_to_try(known):
+            arm.study.enqueue_trial({}, user_attrs={VALUES: json.dumps(point)})
+
+    @staticmethod
+    def _worth(trial: FrozenTrial) -> float | None:
+        """The validation accuracy, 0 for a failed trial, None for one that is not over."""
+        return (trial.value or 0.0) if trial.state.is_finished() else None
 
     def take(self) -> Taken | None:
         """A trial nobody works at: one that was left behind, else a new one; None if there is none (left)."""
@@ -108,6 +111,7 @@ class Trials:
                             return self._taken(arm, optuna.Trial(arm.study, trial._trial_id), lock)
                         lock.close()  # it was finished between the look and the lock
             for arm in self.arms:
+                self._enqueue(arm)
                 states = [trial.state for trial in arm.trials()]
                 if TrialState.WAITING in states or len(states) < (self.sweep.trials or 0):
                     new = arm.study.ask()
@@ -117,20 +121,23 @@ class Trials:
         return None
 
     def _taken(self, arm: Arm, trial: optuna.Trial, lock: IO[str]) -> Taken:
-        if self.sweep.is_grid:
-            values = json.loads(trial.user_attrs[VALUES])
-        else:
+        if self.sweep.is_bayesian:
             values = {key: suggest(trial, key, choices) for key, choices in self.sweep.search.items()}
             trial.set_user_attr(VALUES, json.dumps(values))
+        else:
+            values = json.loads(trial.user_attrs[VALUES])
         return Taken(arm, trial, values, self.trial_folder(arm, trial), lock)
 
     def trial_folder(self, arm: Arm, trial: FrozenTrial | optuna.Trial) -> Path:
         return self.folder / "runs" / arm.name / f"trial-{trial.number:03d}"
 
     def is_searched(self, arm: Arm) -> bool:
-        """Whether no trial of the arm is waiting or under way."""
-        states = [trial.state for trial in arm.trials()]
-        return all(state.is_finished() for state in states) and len(states) >= (self.sweep.trials or 1)
+        """Whether no trial of the arm is waiting, under way or still to come."""
+        known = [(values_of(trial), self._worth(trial)) for trial in arm.trials()]
+        if any(accuracy is None for _, accuracy in known):
+            return False
+        is_over = self.sweep.is_bayesian or not self.sweep.points_to_try(known)
+        return is_over and len(known) >= (self.sweep.trials or 1)
 
     def try_lock(self, folder: Path) -> IO[str] | None:
         """A lock on a folder for as long as the file is open and this process alive; None if another one has it."""
