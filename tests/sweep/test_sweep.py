@@ -105,7 +105,7 @@ def test_what_was_best_can_be_run_again(sweep_file: Path, tmp_path: Path) -> Non
     best = load_experiment(str(tmp_path / "out/best.yaml"))
     assert best.clients.weighting == winner["values"]["clients.weighting"]
     assert best.phases[0].local.lr == winner["chosen"]["phases.0.local.lr"]
-    assert load_experiment(str(tmp_path / "out/best" / f"{winner['name']}.yaml")) == best
+    assert load_experiment(str(tmp_path / "out/experiments" / f"{winner['name']}.yaml")) == best
     repeats, problems = find_runs([tmp_path / "out/best" / winner["name"]])
     assert [run.seed for run in repeats] == [42, 43, 44] and not problems
     for name in ("importance.png", "parallel.png"):

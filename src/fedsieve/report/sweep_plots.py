@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import matplotlib  # fedsieve.report.plots has told it to draw to files only
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -65,6 +65,7 @@ def plot_importances(trials: Sequence[Tried], path: Path) -> bool:
     axis.set_xlabel("share of the variance in validation accuracy that it explains")
     axis.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
     without_frame(axis)
+    axis.grid(visible=False)
     save_figure(figure, path)
     return True
 
@@ -84,8 +85,9 @@ def plot_parallel(trials: Sequence[Tried], path: Path) -> bool:
         ticks.append(labels)
     columns.append([float(scale(accuracy)) for accuracy in accuracies])
     ticks.append({float(scale(a)): f"{100 * a:.1f}%" for a in np.linspace(accuracies.min(), accuracies.max(), 5)})
-    for row in np.argsort(accuracies):  # the best ones on top
-        colour = matplotlib.colormaps["viridis"](columns[-1][row])
+    order = np.argsort(accuracies)  # the best ones on top; colours by rank, for one that failed would outshine the rest
+    for rank, row in enumerate(order):
+        colour = matplotlib.colormaps["viridis_r"](rank / max(1, len(order) - 1))
         axis.plot(range(len(columns)), [column[row] for column in columns], color=colour, linewidth=1.6, alpha=0.85)
     behind = {"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.7}  # so that lines do not cross out the text
     for place, labels in enumerate(ticks):
@@ -95,7 +97,8 @@ def plot_parallel(trials: Sequence[Tried], path: Path) -> bool:
     axis.set_xticks(range(len(columns)), [*keys, "validation accuracy"])
     axis.set_yticks([])
     axis.set_xlim(-0.2, len(columns) - 0.5)
-    without_frame(axis)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
     save_figure(figure, path)
     return True
 

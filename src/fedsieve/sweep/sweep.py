@@ -1,7 +1,7 @@
 """A sweep from beginning to end.
 
     sweep file ─► arms ─► in each, trials with the first seed ─► the best by validation accuracy ─► the other seeds
-               ─► results.json, best/ARM and best/ARM.yaml, pictures
+               ─► results.json, best/ARM (the runs), experiments/ARM.yaml, pictures
 
 The same command goes on with a sweep that was ended, and run once more beside it, shares the work.
 """
@@ -171,13 +171,14 @@ class Pruner(Relay):
 def conclude(sweep: Sweep, trials: Trials, out: Path) -> dict[str, Any]:
     """Write down what is known: of each arm its trials, the best, and its runs over seeds."""
     arms: list[dict[str, Any]] = []
-    (out / "best").mkdir(exist_ok=True)
+    for name in ("best", "experiments"):
+        (out / name).mkdir(exist_ok=True)
     for arm in trials.arms:
         best = arm.best() if trials.is_searched(arm) else None
         runs = {}
         if best is not None:
             experiment = sweep.experiment_at(arm.values, values_of(best))
-            write_text(out / "best" / f"{arm.name}.yaml", experiment.to_yaml())
+            write_text(out / "experiments" / f"{arm.name}.yaml", experiment.to_yaml())
             link, target = out / "best" / arm.name, Path("..") / trials.trial_folder(arm, best).relative_to(out)
             link.unlink(missing_ok=True)
             link.symlink_to(target)
