@@ -10,6 +10,7 @@ before the run folder is made.
 
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,14 @@ def check(experiment: Experiment) -> None:
     experiment = experiment.resolved()
     configure_torch(experiment)
     plan(experiment, Workbench(experiment, Observer()))
+
+
+def check_all(experiments: Iterable[Experiment]) -> None:
+    """Likewise for many; those that differ only in how clients train and are scored are checked once."""
+    aside: Any = {"seed": True, "evaluate": True, "expect": True, "phases": {"__all__": {"rounds", "local"}}}
+    different = {one.model_dump_json(exclude=aside): one for one in experiments}
+    for experiment in different.values():
+        check(experiment)
 
 
 # --------------------------------------------------------------------------------------------- phases

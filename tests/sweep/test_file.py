@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.errors import InputError
+from fedsieve.experiment_file import load_experiment
 from fedsieve.sweep.file import Sweep, combinations, expanded, load_sweep, sweep_names
 
 
@@ -123,3 +124,43 @@ def test_what_is_wrong_is_told(tmp_path: Path, wrong: dict, told: list[str]) -> 
 def test_a_sweep_that_is_not_there() -> None:
     with pytest.raises(InputError, match="002-fixed-budget"):
         load_sweep("nothing-of-this-name")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"set": {"phases.0.rounds, phases.0.local.lr": 3}, "arms": {"clients.count": [5]}}, ["one by one"]),
+        ({"set": {"phases.0.local.lr": 0.1}, "arms": {"phases.0.local": [{"steps": 1}]}}, ["would undo"]),
+    ],
+)
+def test_keys_that_do_not_go_together(tmp_path: Path, wrong: dict, told: list[str]) -> None:
+    test_what_is_wrong_is_told(tmp_path, wrong, told)
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("clients.split=iid", "clients.split=iid: 'clients.split' is given twice"),
+        ("clients.count,clients.fraction=4", "one by one"),
+    ],
+)
+def test_overrides_that_stand_in_the_way_of_what_is_varied(override: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        load_sweep("002-fixed-budget", [override])
+
+
+def test_an_override_may_be_the_first_seed() -> None:
+    sweep = load_sweep("002-fixed-budget", ["seed=7"])
+    assert {sweep.experiment_at(point).seed for point in sweep.arm_points()} == {7}
+
+
+def test_nothing_is_expected_of_what_a_report_did_not_run() -> None:
+    sweep = load_sweep("002-fixed-budget")
+    assert load_experiment(sweep.experiment).expect is not None
+    assert all(experiment.expect is None for experiment in sweep.experiments())
+
+
+def test_many_values_of_a_bayesian_search_are_not_all_combined(tmp_path: Path) -> None:
+    keys = ["lr", "momentum", "weight_decay", "clip_norm"]
+    search = {f"phases.0.local.{key}": [0.1 + 0.01 * step for step in range(30)] for key in keys}
+    assert len(load_sweep(written(tmp_path, search=search, trials=5)).experiments()) == 4 * 30

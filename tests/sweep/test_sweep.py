@@ -295,3 +295,79 @@ def test_the_command_says_what_it_does(sweep_file: Path, tmp_path: Path, fedsiev
     assert code == 0 and "equal" in printed and "2 of 2" in printed
     code, _, told = fedsieve("sweep", str(sweep_file), "clients.cuont=3", "--out", str(tmp_path / "wrong"))
     assert code == 2 and "did you mean 'count'" in told and not (tmp_path / "wrong").exists()
+
+
+def test_what_no_data_fit_is_told_before_anything_is_run(sweep_file: Path, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(sweep_file.read_text())
+    sweep_file.write_text(yaml.safe_dump(sweep | {"search": {"clients.count": [4, 5000]}}))
+    with pytest.raises(InputError, match="5,000"):
+        run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([]))
+    assert not (tmp_path / "out").exists()
+    sweep_file.write_text(yaml.safe_dump(sweep | {"search": {"clients.count": [4, 5]}, "seeds": 1}))
+    first = run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([]))
+    sweep_file.write_text(yaml.safe_dump(sweep | {"search": {"clients.count": [4, 5, 5000]}, "seeds": 1}))
+    with pytest.raises(InputError, match="5,000"):
+        run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([]))
+    sweep_file.write_text(yaml.safe_dump(sweep | {"search": {"clients.count": [4, 5]}, "seeds": 1}))
+    assert run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([])) == first
+
+
+def test_a_base_that_only_the_arms_make_valid(sweep_file: Path, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(sweep_file.read_text())
+    del sweep["search"]
+    sweep["set"] = {"clients.secure": "zero_sum", "phases.0.mask": {"sparsity": 0.5, "rule": "random"}}
+    sweep["arms"] = {"phases.0.mask.scope": ["server"]}  # each client's own mask, the default, cannot be summed so
+    sweep_file.write_text(yaml.safe_dump(sweep | {"seeds": 1}))
+    for _ in range(2):
+        (arm,) = run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent([]))["arms"]
+        assert list(arm["seeds"]) == ["42"]
+
+
+def test_a_search_over_other_values_is_refused(search_file: Path, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(search_file.read_text()) | {"trials": 2}
+    search_file.write_text(yaml.safe_dump(sweep))
+    first = run_sweep(load_sweep(str(search_file)), tmp_path / "out", Silent([]))
+    fewer = {key: value for key, value in sweep["search"].items() if not key.endswith("nesterov")}
+    wider = sweep["search"] | {"phases.0.local.nesterov": [True]}
+    more = sweep["search"] | {"phases.0.local.weight_decay": [0.0, 0.1]}
+    for changed in (fewer, wider, more):
+        search_file.write_text(yaml.safe_dump(sweep | {"search": changed, "trials": 4}))
+        with pytest.raises(InputError, match="give another --out"):
+            run_sweep(load_sweep(str(search_file)), tmp_path / "out", Silent([]))
+    search_file.write_text(yaml.safe_dump(sweep))
+    assert run_sweep(load_sweep(str(search_file)), tmp_path / "out", Silent([])) == first
+
+
+def test_two_processes_make_as_many_trials_as_asked_and_share_the_seeds(search_file: Path, tmp_path: Path) -> None:
+    sweep = yaml.safe_load(search_file.read_text()) | {"trials": 3, "seeds": 3}
+    search_file.write_text(yaml.safe_dump(sweep))
+    out = tmp_path / "out"
+    pair = [subprocess.Popen(command(search_file, out), stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    printed = [process.communicate(timeout=300)[0] for process in pair]
+    assert [process.returncode for process in pair] == [0, 0]
+    assert all("2 of 3" not in text and "3 of 3" in text for text in printed), "neither left before all was done"
+    found = json.loads((out / "results.json").read_text())
+    assert [len(arm["trials"]) for arm in found["arms"]] == [3, 3]
+    assert len(results(out)) == len({str(path) for path in results(out)}) == 2 * (3 + 2)
+
+
+def test_a_killed_search_that_is_resumed_tells_no_round_twice(search_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with suppress(KeyboardInterrupt):
+        run_sweep(load_sweep(str(search_file)), out, Silent([], 2))
+    done = subprocess.run(command(search_file, out), capture_output=True, text=True)
+    assert done.returncode == 0 and "UserWarning" not in done.stderr
+
+
+def test_a_sweep_in_which_nothing_worked_says_so(sweep_file: Path, tmp_path: Path, fedsieve: Callable) -> None:
+    sweep = yaml.safe_load(sweep_file.read_text())
+    sweep["search"] = {"phases.0.local.lr": [1e38]}
+    sweep_file.write_text(yaml.safe_dump(sweep))
+    code, printed, told = fedsieve("sweep", str(sweep_file), "--out", str(tmp_path / "out"))
+    assert code == 1 and "2 trials failed; the first, in samples:" in printed and "0.0%" not in printed
+    assert "error: no trial of samples, equal came to an end" in told
+    code, printed, _ = fedsieve("sweep", str(sweep_file), "--out", str(tmp_path / "out"), "--dry-run")
+    assert code == 0 and [line.split("│")[2].strip() for line in printed.splitlines() if "│ clients" in line] == [
+        "0",
+        "0",
+    ]

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from fedsieve.cli.common import OverridesArgument, console
+from fedsieve.errors import RunError
 
 
 def sweep(
@@ -41,3 +42,9 @@ def sweep(
     results = run_sweep(settings, folder, lambda title: ProgressBar(terminal, title))
     terminal.print(sweep_table(results))
     terminal.print(f"written to {folder}", soft_wrap=True)
+    failed = [(arm["name"], one) for arm in results["arms"] for one in arm["trials"] if one["state"] == "fail"]
+    if failed:
+        name, trial = failed[0]
+        terminal.print(f"{len(failed)} trials failed; the first, in {name}: {trial['reason']}", soft_wrap=True)
+    if idle := [arm["name"] for arm in results["arms"] if arm["chosen"] is None]:
+        raise RunError(f"no trial of {', '.join(idle)} came to an end, so there is nothing to choose")

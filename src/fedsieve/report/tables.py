@@ -249,7 +249,7 @@ def sweep_table(results: Mapping[str, Any]) -> Table:
     for arm in results["arms"]:
         done = [trial for trial in arm["trials"] if trial["state"] not in ("waiting", "running")]
         scores = [seed["test_accuracy"] for seed in arm["seeds"].values() if seed["test_accuracy"] is not None]
-        best = max((trial["val_accuracy"] or 0.0 for trial in done), default=None)
+        best = max((trial["val_accuracy"] for trial in done if trial["state"] == "complete"), default=None)
         table.add_row(
             arm["name"],
             f"{len(done)} of {len(arm['trials'])}",

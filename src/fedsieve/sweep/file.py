@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from fedsieve.config import Experiment, Settings
 from fedsieve.errors import InputError
@@ -92,11 +92,17 @@ class Sweep(Settings):
     def _is_consistent(self) -> "Sweep":
         if not self.arms and not self.search:
             raise ValueError("there is nothing to vary: give arms or search")
-        keys = [name for key in (*self.set, *self.arms, *self.search) for name in _names(key)]
-        if repeated := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"'{repeated[0]}' is given twice, in set, arms or search; keep one of them")
-        if "seed" in keys:
-            raise ValueError("the seed is not to be searched; give the first one in the experiment, and seeds: 5")
+        if several := [key for key in self.set if "," in key]:
+            raise ValueError(f"'{several[0]}' are several keys, which set takes one by one")
+        varied = [name for key in (*self.arms, *self.search) for name in _names(key)]
+        if "seed" in varied:
+            raise ValueError("the seed is not to be searched; give the first one in set, and seeds: 5")
+        keys = [*self.set, *varied]  # in the order in which they take effect
+        for place, key in enumerate(keys):
+            if key in keys[:place]:
+                raise ValueError(f"'{key}' is given twice, in set, arms or search; keep one of them")
+            if undone := [before for before in keys[:place] if before.startswith(f"{key}.")]:
+                raise ValueError(f"'{key}' would undo '{undone[0]}', which is a part of it; leave one of them out")
         ranges = [key for key, values in self.search.items() if isinstance(values, Range)]
         if ranges and self.trials is None:
             raise ValueError(f"search has a range, '{ranges[0]}', which has no end; say how many trials, such as 20")
@@ -147,17 +153,23 @@ class Sweep(Settings):
         return [point for point in wanted if point not in there]
 
     def experiment_at(self, *points: Point) -> Experiment:
-        """The experiment with what is set for all, and at these points."""
+        """The experiment with what is set for all, and at these points; a report expected something else of it."""
         changes = {key: value for point in (self.set, *points) for key, value in expanded(point).items()}
-        return load_experiment(self.experiment, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+        overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+        return load_experiment(self.experiment, overrides).model_copy(update={"expect": None})
 
-    def check(self) -> None:
-        """Fail if any experiment that may be run is not valid; of ranges, the ends are tried."""
+    def experiments(self) -> list[Experiment]:
+        """All that may be run, each checked; of a Bayesian search, where there may be no end of them, the extremes."""
+        found = [self.experiment_at(arm, point) for arm in self.arm_points() for point in self._extremes()]
+        if self.search and any(experiment.data.validation == 0 for experiment in found):
+            raise InputError("a search chooses by validation accuracy; set data.validation above 0")
+        return found
+
+    def _extremes(self) -> list[Point]:
+        if not self.is_bayesian:
+            return self.grid_points()
         ends = {key: [v.low, v.high] if isinstance(v, Range) else v for key, v in self.search.items()}
-        for arm, point in itertools.product(self.arm_points(), combinations(ends)):
-            experiment = self.experiment_at(arm, point)
-            if self.search and experiment.data.validation == 0:
-                raise InputError("a search chooses by validation accuracy; set data.validation above 0")
+        return [{**self.middle(), key: value} for key, values in ends.items() for value in values]
 
 
 def combinations(varied: Mapping[str, Sequence[Any]]) -> list[Point]:
@@ -213,7 +225,10 @@ def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
         if not sign or not key.strip():
             raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
         given[key.strip()] = parse_value(text, f"override '{override}'")
-    sweep = sweep.model_copy(update={"set": {**sweep.set, **given}})
-    sweep = Sweep.model_validate(sweep.model_dump())  # an override may stand in the way of what is varied
-    sweep.check()
+    try:
+        sweep = Sweep.model_validate(sweep.model_dump() | {"set": {**sweep.set, **given}})
+    except ValidationError as error:  # an override may stand in the way of what is varied
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"{', '.join(overrides)}: {reason}") from None
+    sweep.experiments()
     return sweep

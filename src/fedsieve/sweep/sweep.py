@@ -8,8 +8,10 @@ The same command goes on with a sweep that was ended, and run once more beside i
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError, WorkerError
-from fedsieve.experiment import check, run
+from fedsieve.experiment import check_all, run
 from fedsieve.experiment_file import parse_experiment
 from fedsieve.observer import Observer, Relay
 from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
@@ -28,22 +30,38 @@ from fedsieve.runs.collection import read_run
 from fedsieve.runs.folder import read_metrics
 from fedsieve.runs.repeat import with_seed
 from fedsieve.sweep.file import Sweep
-from fedsieve.sweep.trials import REASON, Arm, Taken, Trials, alone, arm_name, values_of
+from fedsieve.sweep.trials import (
+    REASON,
+    Arm,
+    Taken,
+    Trials,
+    alone,
+    arm_name,
+    best_of,
+    trial_folder,
+    trials_in,
+    trials_left,
+    values_of,
+)
 
 ObserverFor = Callable[[str], AbstractContextManager[Observer]]  # of a run with this title
+PATIENCE = 0.5  # seconds between two looks at what other processes do
 
 
 def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, Any]:
     """Run what is left of the sweep in the folder `out`; what results.json says."""
     trials = prepare(sweep, out)
-    while (taken := trials.take()) is not None:
+    while not all(trials.is_searched(arm) for arm in trials.arms):
+        if (taken := trials.take()) is None:
+            time.sleep(PATIENCE)  # other processes are at the last trials; what they choose can be repeated together
+            continue
         try:
             try_out(sweep, taken, observer_for)
         finally:
             taken.release()
-    for nth in range(1, sweep.seeds):
-        for arm in trials.arms:
-            repeat(sweep, trials, arm, nth, observer_for)
+    left = [Repeat(arm, nth) for nth in range(1, sweep.seeds) for arm in trials.arms]
+    while left := [one for one in left if not repeat(sweep, trials, one, observer_for)]:
+        time.sleep(PATIENCE)  # another process is at them; should it be killed, they are ours
     with alone(out):
         return conclude(sweep, trials, out)
 
@@ -53,10 +71,17 @@ def foretell(sweep: Sweep, out: Path) -> list[tuple[str, int, float]]:
     from fedsieve.estimate import Estimator
 
     estimator, rows = Estimator(), []
-    tries = sweep.trials or (4 if sweep.climb else len(sweep.grid_points()))  # a climb may need more or fewer
     for arm in sweep.arm_points():
-        done = len(list((out / "runs" / arm_name(arm)).rglob("result.json")))
-        left = max(0, tries + sweep.seeds - 1 - done)
+        trials = trials_in(out, arm)
+        tries = trials_left(sweep, trials)
+        if sweep.climb and tries:
+            tries = max(tries, 4 - len(trials))  # it may need more or fewer
+        repeats = sweep.seeds - 1
+        if trials and not tries:  # it is known what is to be repeated
+            best = best_of(trials)
+            done = list(trial_folder(out, arm_name(arm), best).glob("seed-*/result.json")) if best else []
+            repeats = max(0, sweep.seeds - len(done)) if best else 0
+        left = tries + repeats
         rows.append(
             (as_words(arm) or "as it is", left, estimator.seconds(sweep.experiment_at(arm, sweep.middle()), left))
         )
@@ -72,22 +97,28 @@ def prepare(sweep: Sweep, out: Path) -> Trials:
     there = [entry.name for entry in out.iterdir() if not entry.name.startswith(".")] if out.exists() else []
     if there and not any(name in there for name in ours):
         raise InputError(f"--out {out} holds something else than a sweep; give the name of a new folder")
-    base, first = sweep.experiment_at(), sweep.experiment_at(sweep.arm_points()[0])
-    if not file.exists():
-        check(first)
-        out.mkdir(parents=True, exist_ok=True)
+    if file.exists():
+        refuse_another_experiment(sweep, file)
+    check_all(sweep.experiments())
+    out.mkdir(parents=True, exist_ok=True)
     with alone(out):
-        if file.exists() and not base_of(file).same_outcome(base):
-            raise InputError(f"--out {out} holds a sweep of another experiment; give another folder")
-        trials = Trials(out, sweep, base.seed, sum(phase.rounds for phase in first.phases) // 3)
-        everything = {**sweep.model_dump(mode="json"), "base": base.model_dump(mode="json")}
+        trials = Trials(out, sweep)
+        at = {**sweep.arm_points()[0], **sweep.middle()}
+        everything = {
+            **sweep.model_dump(mode="json"),
+            "at": at,
+            "base": sweep.experiment_at(at).model_dump(mode="json"),
+        }
         write_text(file, yaml.safe_dump(everything, sort_keys=False))
     return trials
 
 
-def base_of(file: Path) -> Experiment:
-    """The experiment that a sweep in a folder varies, as it was when the sweep began."""
-    return parse_experiment(yaml.safe_dump(yaml.safe_load(file.read_text())["base"]), f"{file}, base")
+def refuse_another_experiment(sweep: Sweep, file: Path) -> None:
+    """Fail if the sweep in a folder varied another experiment: at a point it wrote down, both must be the same."""
+    before = yaml.safe_load(file.read_text())
+    base = parse_experiment(yaml.safe_dump(before["base"]), f"{file}, base")
+    if not base.same_outcome(sweep.experiment_at(before.get("at", {}))):
+        raise InputError(f"--out {file.parent} holds a sweep of another experiment; give another folder")
 
 
 def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
@@ -111,18 +142,29 @@ def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
         study.tell(trial, result["val_accuracy"] or 0.0)  # without validation data there is nothing to choose
 
 
-def repeat(sweep: Sweep, trials: Trials, arm: Arm, nth: int, observer_for: ObserverFor) -> None:
-    """Run what was chosen in an arm with another seed, unless that is done, or being done by another process."""
-    best = arm.best()
-    if best is None or not trials.is_searched(arm):
-        return
-    experiment = sweep.experiment_at(arm.values, values_of(best))
-    experiment = with_seed(experiment, experiment.seed + nth)
-    folder = trials.trial_folder(arm, best) / f"seed-{experiment.seed}"
-    if (folder / "result.json").exists() or (lock := trials.try_lock(folder)) is None:
-        return
+@dataclass(frozen=True)
+class Repeat:
+    """What was chosen in an arm, once more with another seed: the nth after the first."""
+
+    arm: Arm
+    nth: int
+
+
+def repeat(sweep: Sweep, trials: Trials, one: Repeat, observer_for: ObserverFor) -> bool:
+    """Run it, unless it is done already; False if another process is at it."""
+    best = one.arm.best()
+    if best is None:
+        return True  # nothing worked, so there is nothing to repeat
+    experiment = sweep.experiment_at(one.arm.values, values_of(best))
+    experiment = with_seed(experiment, experiment.seed + one.nth)
+    folder = trials.trial_folder(one.arm, best) / f"seed-{experiment.seed}"
+    if (folder / "result.json").exists():
+        return True
+    if (lock := trials.try_lock(folder)) is None:
+        return False
+    title = f"{one.arm.name}, seed {experiment.seed}: {as_words(values_of(best)) or 'as it is'}"
     try:
-        with observer_for(f"{arm.name}, seed {experiment.seed}: {as_words(values_of(best)) or 'as it is'}") as observer:
+        with observer_for(title) as observer:
             run_slim(experiment, folder, observer)
     except WorkerError:
         raise
@@ -130,6 +172,7 @@ def repeat(sweep: Sweep, trials: Trials, arm: Arm, nth: int, observer_for: Obser
         observer.warning(f"{folder}: {error}")
     finally:
         lock.close()
+    return True
 
 
 def run_slim(experiment: Experiment, folder: Path, observer: Observer) -> dict[str, Any]:
@@ -150,17 +193,19 @@ class Pruner(Relay):
 
     def started(self, rounds: int, done: int) -> None:
         self.observer.started(rounds, done)
+        known = self.trial.study.trials[self.trial.number].intermediate_values
         for line in read_metrics(self.folder)[:done]:  # the study may have missed the last rounds before an end
-            self._judge(line)
+            self._judge(line, is_known=self.rounds + 1 in known)
 
     def round(self, line: dict[str, Any]) -> None:
         self.observer.round(line)
         self._judge(line)
 
-    def _judge(self, line: dict[str, Any]) -> None:
+    def _judge(self, line: dict[str, Any], is_known: bool = False) -> None:
         self.rounds += 1
         if line["val_accuracy"] is not None:
-            self.trial.report(line["val_accuracy"], self.rounds)
+            if not is_known:
+                self.trial.report(line["val_accuracy"], self.rounds)
             if self.trial.should_prune():
                 raise optuna.TrialPruned
 

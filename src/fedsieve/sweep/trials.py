@@ -8,14 +8,20 @@ again, from its last checkpoint, and is neither lost nor run twice.
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    check_distribution_compatibility,
+)
 from optuna.trial import FrozenTrial, TrialState
 
 from fedsieve.errors import InputError
@@ -38,9 +44,7 @@ class Arm:
         return self.study.get_trials(deepcopy=False)
 
     def best(self) -> FrozenTrial | None:
-        """The complete trial of highest validation accuracy, the first of them."""
-        complete = [trial for trial in self.trials() if trial.state == TrialState.COMPLETE]
-        return max(complete, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
+        return best_of(self.trials())
 
 
 @dataclass
@@ -60,46 +64,57 @@ class Taken:
 class Trials:
     """All trials of the sweep in a folder; to be made by one process at a time."""
 
-    def __init__(self, folder: Path, sweep: Sweep, seed: int, warm_up: int = 0) -> None:
-        self.folder, self.sweep, self.warm_up = folder, sweep, warm_up  # no trial is ended in its first rounds
-        points = sweep.arm_points()
-        address = f"sqlite:///{folder / 'trials.sqlite'}"
-        storage = optuna.storages.RDBStorage(address, engine_kwargs={"connect_args": {"timeout": 120}})
+    def __init__(self, folder: Path, sweep: Sweep) -> None:
+        self.folder, self.sweep = folder, sweep
+        points, storage = sweep.arm_points(), storage_in(folder)
         strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
         if strangers:
             raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
-        self.arms = [self._arm(storage, values, seed) for values in points]
+        self.arms = [self._arm(storage, values) for values in points]
         for arm in self.arms:
+            self._refuse_another_search(arm)
             self._enqueue(arm)
 
-    def _arm(self, storage: optuna.storages.BaseStorage, values: Point, seed: int) -> Arm:
-        name = arm_name(values)
+    def _arm(self, storage: optuna.storages.BaseStorage, values: Point) -> Arm:
+        name, experiment = arm_name(values), self.sweep.experiment_at(values, self.sweep.middle())
+        warm_up = sum(phase.rounds for phase in experiment.phases) // 3  # no trial is ended in its first rounds
         study = optuna.create_study(
             study_name=json.dumps(values),
             storage=storage,
-            sampler=AddressedTPE(seed, name),
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=self.warm_up),
+            sampler=AddressedTPE(experiment.seed, name),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4, n_warmup_steps=warm_up),
             direction="maximize",
             load_if_exists=True,
         )
         return Arm(name, values, study)
 
+    def _refuse_another_search(self, arm: Arm) -> None:
+        """A Bayesian search learns from its trials, so they must be of the same keys and of values like these."""
+        if not self.sweep.is_bayesian:
+            return
+        wanted = {key: distribution(choices) for key, choices in self.sweep.search.items()}
+        for trial in arm.trials():
+            try:
+                keys = trial.distributions.keys()
+                if not keys <= wanted.keys() or (trial.state.is_finished() and keys < wanted.keys()):
+                    raise ValueError("other keys")
+                for key, known in trial.distributions.items():
+                    check_distribution_compatibility(known, wanted[key])
+            except ValueError:
+                keys_then = ", ".join(trial.distributions)
+                raise InputError(f"{self.folder} holds a search over other {keys_then}; give another --out") from None
+
     def _enqueue(self, arm: Arm) -> None:
         """The points that are to be tried next: all of a grid at the beginning, later those of values that are new."""
         if self.sweep.is_bayesian:
             return
-        known = [(values_of(trial), self._worth(trial)) for trial in arm.trials()]
+        known = known_of(arm.trials())
         if gone := [point for point, _ in known if point not in self.sweep.grid_points()]:
             raise InputError(
                 f"{self.folder} holds trials that are not in this sweep, such as {gone[0]}; give another --out"
             )
         for point in self.sweep.points_to_try(known):
             arm.study.enqueue_trial({}, user_attrs={VALUES: json.dumps(point)})
-
-    @staticmethod
-    def _worth(trial: FrozenTrial) -> float | None:
-        """The validation accuracy, 0 for a failed trial, None for one that is not over."""
-        return (trial.value or 0.0) if trial.state.is_finished() else None
 
     def take(self) -> Taken | None:
         """A trial nobody works at: one that was left behind, else a new one; None if there is none (left)."""
@@ -129,15 +144,11 @@ class Trials:
         return Taken(arm, trial, values, self.trial_folder(arm, trial), lock)
 
     def trial_folder(self, arm: Arm, trial: FrozenTrial | optuna.Trial) -> Path:
-        return self.folder / "runs" / arm.name / f"trial-{trial.number:03d}"
+        return trial_folder(self.folder, arm.name, trial)
 
     def is_searched(self, arm: Arm) -> bool:
         """Whether no trial of the arm is waiting, under way or still to come."""
-        known = [(values_of(trial), self._worth(trial)) for trial in arm.trials()]
-        if any(accuracy is None for _, accuracy in known):
-            return False
-        is_over = self.sweep.is_bayesian or not self.sweep.points_to_try(known)
-        return is_over and len(known) >= (self.sweep.trials or 1)
+        return trials_left(self.sweep, arm.trials()) == 0
 
     def try_lock(self, folder: Path) -> IO[str] | None:
         """A lock on a folder for as long as the file is open and this process alive; None if another one has it."""
@@ -208,6 +219,45 @@ def suggest(trial: optuna.Trial, key: str, choices: list[Any] | Range) -> Any:
 
 def values_of(trial: FrozenTrial) -> Point:
     return json.loads(trial.user_attrs.get(VALUES, "{}"))
+
+
+def best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
+    """The complete trial of highest validation accuracy, the first of them."""
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    return max(complete, key=lambda trial: (trial.value or 0.0, -trial.number), default=None)
+
+
+def trial_folder(sweep: Path, arm: str, trial: FrozenTrial | optuna.Trial) -> Path:
+    return sweep / "runs" / arm / f"trial-{trial.number:03d}"
+
+
+def known_of(trials: Sequence[FrozenTrial]) -> list[tuple[Point, float | None]]:
+    """The points of trials and their validation accuracies: 0 for a failed one, None for one that is not over."""
+    return [(values_of(trial), (trial.value or 0.0) if trial.state.is_finished() else None) for trial in trials]
+
+
+def trials_left(sweep: Sweep, trials: Sequence[FrozenTrial]) -> int:
+    """How many trials of an arm are waiting, under way or still to come; of a climb, how many are known to come."""
+    known = known_of(trials)
+    under_way = sum(accuracy is None for _, accuracy in known)
+    if sweep.is_bayesian:
+        return under_way + max(0, (sweep.trials or 0) - len(known))
+    return under_way + len(sweep.points_to_try(known))
+
+
+def storage_in(folder: Path) -> optuna.storages.RDBStorage:
+    address = f"sqlite:///{folder / 'trials.sqlite'}"
+    return optuna.storages.RDBStorage(address, engine_kwargs={"connect_args": {"timeout": 120}})
+
+
+def trials_in(folder: Path, arm: Point) -> list[FrozenTrial]:
+    """Those of an arm of the sweep in a folder, without making or changing anything; none where there is no sweep."""
+    if not (folder / "trials.sqlite").exists():
+        return []
+    storage = storage_in(folder)
+    if json.dumps(arm) not in optuna.get_all_study_names(storage):
+        return []
+    return optuna.load_study(study_name=json.dumps(arm), storage=storage).get_trials(deepcopy=False)
 
 
 def arm_name(values: Point) -> str:
