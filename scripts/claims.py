@@ -3,13 +3,14 @@
     make claims
 
 What each claim is, who says it and which runs decide it stands in docs/claims/claims.yaml; the figures are computed
-here. To measure anew: `fedsieve sweep docs/claims/NAME.yaml --out DIR`, then copy DIR/results.json to
-docs/results/NAME.json.
+here. To measure anew:
+
+    fedsieve sweep docs/claims/NAME.yaml data.path=PATH/TO/cifar-100-python --out DIR/NAME
+    python scripts/claims.py --take DIR/NAME        # its results, without paths, as docs/results/NAME.json
 """
 
 import argparse
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -23,10 +24,27 @@ import yaml
 
 from fedsieve.federate.traffic import size
 from fedsieve.report.plots import COLOURS, save_figure, without_frame
-from fedsieve.report.statistics import holm, interval, paired
+from fedsieve.report.statistics import Interval, holm, interval, paired
 from fedsieve.runs.atomic import write_text
+from fedsieve.sweep.sweep import in_lines
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+DOUBT = 0.05  # what differs with a p value above it may be chance
+
+
+# ------------------------------------------------------------------------------------------- raw results
+
+
+def take(folder: Path) -> Path:
+    """Copy a sweep's results into docs/results, without what depends on the machine."""
+    found = json.loads((folder / "results.json").read_text())
+    found["experiment"] = Path(found["experiment"]).name
+    found["set"] = {key: value for key, value in found["set"].items() if key not in ("data.path", "model.backbone")}
+    path = DOCS / "results" / f"{folder.resolve().name}.json"
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, in_lines(found))
+    return path
 
 
 @dataclass(frozen=True)
@@ -34,99 +52,132 @@ class Cell:
     """An arm of a sweep: runs that differ only in their seed."""
 
     arm: dict[str, Any]
+    measure: str = "test_accuracy"
 
     @cached_property
     def accuracies(self) -> dict[int, float]:
-        return {int(seed): run["test_accuracy"] for seed, run in self.arm["seeds"].items()}
+        return {int(seed): run[self.measure] for seed, run in self.arm["seeds"].items()}
 
     @property
-    def gains(self) -> dict[int, float]:
-        """What the last phase added."""
-        runs = self.arm["seeds"].items()
-        return {int(seed): run["test_accuracy"] - run["test_accuracy_before"] for seed, run in runs}
+    def before(self) -> float | None:
+        """The mean accuracy at the last phase's start; None where there was no phase before."""
+        values = [run["test_accuracy_before"] for run in self.arm["seeds"].values()]
+        return None if None in values else sum(values) / len(values)
+
+    @property
+    def chosen(self) -> str:
+        """What the search chose for what is measured; nothing for what came before it."""
+        chosen = self.arm["chosen"] if self.measure == "test_accuracy" else None
+        return ", ".join(str(value) for value in (chosen or {}).values())
+
+    @property
+    def sent(self) -> float:
+        """Bytes that a client sends up in a round of the last phase, of ten in a round."""
+        rounds = len(next(iter(self.arm["seeds"].values()))["drift"])
+        return self.mean_of("phase_bytes_up") / rounds / 10
 
     def mean_of(self, key: str) -> float:
         return sum(run[key] for run in self.arm["seeds"].values()) / len(self.arm["seeds"])
 
 
 @cache
-def results(sweep: str) -> dict[str, Any]:
-    return json.loads((DOCS / "results" / f"{sweep}.json").read_text())
+def results(sweep: str) -> dict[str, Any] | None:
+    """None while nothing is measured."""
+    path = DOCS / "results" / f"{sweep}.json"
+    return json.loads(path.read_text()) if path.exists() else None
 
 
-def find(sweep: str, where: dict[str, Any]) -> Cell | None:
-    """The arm of a sweep whose values are these; other keys may have any. None while nothing is measured."""
-    if not (DOCS / "results" / f"{sweep}.json").exists():
-        return None
-    fitting = [arm for arm in results(sweep)["arms"] if all(arm["values"].get(k, v) == v for k, v in where.items())]
+def find(*specs: dict[str, Any]) -> Cell | None:
+    """The arm that all of these describe, each {sweep: …, where: {key: value}, measure: …}.
+
+    The first that names a sweep decides which. Keys that the sweep does not vary may have any value.
+    """
+    sweep = next(spec["sweep"] for spec in specs if "sweep" in spec)
+    where = {key: value for spec in specs for key, value in spec.get("where", {}).items()}
+    arms = (results(sweep) or {"arms": []})["arms"]
+    fitting = [arm for arm in arms if all(arm["values"].get(key, value) == value for key, value in where.items())]
     assert len(fitting) <= 1, f"{sweep}: {len(fitting)} arms fit {where}"
-    return Cell(fitting[0]) if fitting and fitting[0]["seeds"] else None
+    measure = next((spec["measure"] for spec in specs if "measure" in spec), "test_accuracy")
+    return Cell(fitting[0], measure) if fitting and fitting[0]["seeds"] else None
 
 
 @dataclass(frozen=True)
 class Study:
     """The runs that decide a claim, as a table: rows are compared with each other within each column."""
 
-    rows: dict[str, dict[str, Any]]  # label -> {sweep: …, where: {…}}
-    columns: dict[str, dict[str, Any]]  # label -> where
+    rows: dict[str, dict[str, Any]]
+    columns: dict[str, dict[str, Any]]
     baseline: str
 
     def cell(self, row: str, column: str) -> Cell | None:
-        spec = self.rows[row]
-        return find(spec["sweep"], {**spec.get("where", {}), **self.columns[column]})
+        return find(self.rows[row], self.columns[column])
 
     def cells(self, column: str) -> dict[str, Cell]:
         found = {row: self.cell(row, column) for row in self.rows}
         return {row: cell for row, cell in found.items() if cell is not None}
+
+    @property
+    def sweeps(self) -> list[str]:
+        named = [spec["sweep"] for spec in (*self.rows.values(), *self.columns.values()) if "sweep" in spec]
+        return list(dict.fromkeys(named))
+
+
+# ------------------------------------------------------------------------------------------------ tables
 
 
 def points(value: float, sign: bool = False) -> str:
     return f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
 
 
+def with_margin(about: Interval, sign: bool = False) -> str:
+    return points(about.mean, sign) + ("" if about.margin is None else f" ± {points(about.margin)}")
+
+
 def chance(p: float | None) -> str:
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+
+
 def accuracy_table(study: Study) -> list[str]:
-    """Mean test accuracy ± 95% interval, the learning rate that was chosen, and bytes up of a client in a round."""
-    lines = ["| test accuracy, % | " + " | ".join(study.columns) + " |", "|---|" + "---|" * len(study.columns)]
-    for row in study.rows:
-        texts = []
-        for column in study.columns:
-            cell = study.cell(row, column)
-            if cell is None:
-                texts.append("–")
-                continue
-            about = interval(list(cell.accuracies.values()))
-            margin = "" if about.margin is None else f" ± {points(about.margin)}"
-            chosen = ", ".join(str(value) for value in (cell.arm["chosen"] or {}).values())
-            texts.append(f"{points(about.mean)}{margin}" + (f" (lr {chosen})" if chosen else ""))
-        lines.append(f"| {row} | " + " | ".join(texts) + " |")
-    return lines
+    """Mean test accuracy ± 95% interval, and the learning rate that was chosen."""
+
+    def text(cell: Cell | None) -> str:
+        if cell is None:
+            return "–"
+        return with_margin(interval(list(cell.accuracies.values()))) + (f" (lr {cell.chosen})" if cell.chosen else "")
+
+    rows = [[row, *(text(study.cell(row, column)) for column in study.columns)] for row in study.rows]
+    return table(["test accuracy, %", *study.columns], rows)
 
 
 def difference_table(study: Study) -> list[str]:
     """Each row less the baseline over the same seeds, with p values corrected for the number of rows (Holm)."""
-    others = [row for row in study.rows if row != study.baseline]
-    lines = [
-        f"| points more than *{study.baseline}*, paired | " + " | ".join(study.columns) + " |",
-        "|---|" + "---|" * len(study.columns),
-    ]
-    texts: dict[str, list[str]] = {row: [] for row in others}
+    texts: dict[str, list[str]] = {row: [row] for row in study.rows if row != study.baseline}
     for column in study.columns:
         cells = study.cells(column)
         base = cells.get(study.baseline)
-        tests = {row: paired(cells[row].accuracies, base.accuracies) for row in others if base and row in cells}
+        tests = {row: paired(cells[row].accuracies, base.accuracies) for row in texts if base and row in cells}
         corrected = dict(zip(tests, holm([test.p if test else None for test in tests.values()]), strict=True))
-        for row in others:
+        for row, line in texts.items():
             test = tests.get(row)
-            if test is None:
-                texts[row].append("–")
-                continue
-            margin = "" if test.difference.margin is None else f" ± {points(test.difference.margin)}"
-            texts[row].append(f"{points(test.difference.mean, True)}{margin} (p {chance(corrected[row])})")
-    return [*lines, *(f"| {row} | " + " | ".join(texts[row]) + " |" for row in others)]
+            line.append("–" if test is None else f"{with_margin(test.difference, True)} (p {chance(corrected[row])})")
+    return table([f"points more than *{study.baseline}*, paired", *study.columns], list(texts.values()))
+
+
+def bench_table(names: list[str]) -> list[str]:
+    """Rows of bench/results.json: ratios of times measured in turns, with their middle half."""
+    known = {row["what"]: row for row in json.loads((ROOT / "bench" / "results.json").read_text())["sieve"]["rows"]}
+    rows = []
+    for name in names:
+        row = known[name]
+        rows.append([name, row["to"], f"{row['ratio']:.2f} ({row['low']:.2f} to {row['high']:.2f})"])
+    return table(["", "of the time of", "ratio (half of the turns)"], rows)
+
+
+# ---------------------------------------------------------------------------------------------- pictures
 
 
 def picture(study: Study, path: Path) -> bool:
@@ -134,30 +185,21 @@ def picture(study: Study, path: Path) -> bool:
     columns = [column for column in study.columns if study.cells(column)]
     if not columns:
         return False
-    height = 1.3 + 0.36 * len(study.rows)
-    figure, axes = plt.subplots(
-        1, len(columns), figsize=(3.1 * len(columns) + 1.4, height), layout="constrained", squeeze=False
-    )
-    for axis, column in zip(axes[0], columns, strict=True):
-        for place, row in enumerate(study.rows):
-            cell = study.cell(row, column)
-            if cell is None:
+    shape = (3.1 * len(columns) + 1.4, 1.3 + 0.36 * len(study.rows))
+    figure, (axes,) = plt.subplots(1, len(columns), figsize=shape, layout="constrained", squeeze=False)
+    for axis, column in zip(axes, columns, strict=True):
+        for place, (row, colour) in enumerate(zip(study.rows, COLOURS * len(study.rows), strict=False)):
+            if (cell := study.cell(row, column)) is None:
                 continue
-            about = interval([100 * value for value in cell.accuracies.values()])
-            colour = COLOURS[place % len(COLOURS)]
-            axis.plot(
-                [100 * value for value in cell.accuracies.values()],
-                [place] * about.count,
-                ".",
-                color=colour,
-                alpha=0.35,
-            )
+            values = [100 * value for value in cell.accuracies.values()]
+            about = interval(values)
+            axis.plot(values, [place] * len(values), ".", color=colour, alpha=0.35)
             axis.errorbar(about.mean, place, xerr=about.margin, fmt="o", color=colour, capsize=3)
-            before = [run["test_accuracy_before"] for run in cell.arm["seeds"].values()]
-            if None not in before:
-                axis.axvline(100 * sum(before) / len(before), color="#bbbbbb", linestyle=":", linewidth=1, zorder=0)
+            if cell.before is not None:
+                span = ((place - 0.4, place + 0.4), (100 * cell.before,) * 2)
+                axis.plot(span[1], span[0], color="#999999", linestyle=":", linewidth=1.2, zorder=0)
         axis.set_title(column, loc="left", fontsize="medium")
-        axis.set_yticks(range(len(study.rows)), list(study.rows) if axis is axes[0][0] else [""] * len(study.rows))
+        axis.set_yticks(range(len(study.rows)), list(study.rows) if axis is axes[0] else [""] * len(study.rows))
         axis.set_ylim(len(study.rows) - 0.5, -0.5)
         axis.set_xlabel("test accuracy, %")
         without_frame(axis)
@@ -165,45 +207,55 @@ def picture(study: Study, path: Path) -> bool:
     return True
 
 
+# ---------------------------------------------------------------------------------------------- the page
+
+
 def section(claim: dict[str, Any], docs: Path) -> list[str]:
     """One claim: what is said, what was run, what came out, and the verdict."""
-    study = Study(claim["rows"], claim["columns"], claim["baseline"])
-    sweeps = list(dict.fromkeys(spec["sweep"] for spec in study.rows.values()))
-    files = ", ".join(f"[{sweep}](claims/{sweep}.yaml)" for sweep in sweeps)
     lines = [f"## {claim['title']}", "", f"**Claimed.** {claim['claimed'].strip()}", ""]
-    lines += [f"**Run.** {files}. {claim.get('run', '').strip()}".rstrip(), ""]
-    lines += [*accuracy_table(study), "", *difference_table(study), ""]
-    if picture(study, docs / "claims" / f"{claim['name']}.png"):
-        lines += [f"![{claim['title']}](claims/{claim['name']}.png)", ""]
-    return [*lines, f"**Verdict: {claim['verdict'].strip()}**", "", claim.get("why", "").strip(), ""]
+    if "bench" in claim:
+        lines += [f"**Run.** {claim['run'].strip()}", "", *bench_table(claim["bench"]), ""]
+    else:
+        study = Study(claim["rows"], claim["columns"], claim["baseline"])
+        files = ", ".join(f"[{sweep}](claims/{sweep}.yaml)" for sweep in study.sweeps)
+        lines += [f"**Run.** {files}. {claim.get('run', '').strip()}".rstrip(), ""]
+        lines += [*accuracy_table(study), "", *difference_table(study), ""]
+        if picture(study, docs / "claims" / f"{claim['name']}.png"):
+            lines += [f"![{claim['title']}](claims/{claim['name']}.png)", ""]
+    return [*lines, f"**Verdict: {claim['verdict'].strip()}** {claim.get('why', '').strip()}".rstrip(), ""]
 
 
-def guidelines(
-    budgets: Sequence[int], columns: dict[str, dict[str, Any]], candidates: dict[str, dict[str, Any]]
-) -> list[str]:
-    """For each split and each limit on the bytes that a client sends in a round: what did best within it."""
-    lines = ["| data | a client may send in a round | best | test accuracy, % | sends |", "|---|---|---|---|---|"]
-    for column, where in columns.items():
-        for budget in budgets:
-            within = {}
-            for label, spec in candidates.items():
-                cell = find(spec["sweep"], {**spec.get("where", {}), **where})
-                if cell is not None and sent(cell, spec) <= budget:
-                    within[label] = cell
+def kept(active: float, weights: int) -> float:
+    """Bytes of momentum and positions that SparseSGDM keeps for single weights, so many of which are active."""
+    return weights * (4.0 if active == 1 else 8 * active if 3 * active <= 2 else 4 + 4 * (1 - active))
+
+
+def guidelines(spec: dict[str, Any]) -> list[str]:
+    """For each kind of data and each limit on bytes: the best by validation accuracy, and who may be as good."""
+    rows = []
+    for column, where in spec["columns"].items():
+        cells = {label: find(candidate, where) for label, candidate in spec["candidates"].items()}
+        last = None
+        for budget in spec["budgets"]:
+            within = {label: cell for label, cell in cells.items() if cell is not None and cell.sent <= budget}
             if not within:
                 continue
-            best = max(within, key=lambda label: interval(list(within[label].accuracies.values())).mean)
-            about = interval(list(within[best].accuracies.values()))
-            margin = "" if about.margin is None else f" ± {points(about.margin)}"
-            cost = size(round(sent(within[best], candidates[best])))
-            lines.append(f"| {column} | {size(budget)} | {best} | {points(about.mean)}{margin} | {cost} |")
-    return lines
-
-
-def sent(cell: Cell, spec: dict[str, Any]) -> float:
-    """Bytes that a client sends up in a round of the last phase."""
-    rounds = len(next(iter(cell.arm["seeds"].values()))["drift"])
-    return cell.mean_of("phase_bytes_up") / rounds / spec.get("clients", 10)
+            best = max(within, key=lambda label: within[label].mean_of("val_accuracy"))
+            if best == last:
+                continue  # more bytes bring nothing
+            last, cell = best, within[best]
+            tests = {label: paired(other.accuracies, cell.accuracies) for label, other in within.items()}
+            alike = [
+                label
+                for label, test in tests.items()
+                if label != best and test is not None and test.p is not None and test.p > DOUBT
+            ]
+            memory = size(kept(spec["candidates"][best]["active"], spec["weights"]))
+            accuracy = with_margin(interval(list(cell.accuracies.values())))
+            limit = "any" if budget == spec["budgets"][-1] else f"at most {size(budget)}"
+            rows.append([column, limit, best, accuracy, size(cell.sent), memory, ", ".join(alike) or "–"])
+    head = ["data", "a client may send in a round", "take", "test accuracy, %", "sends", "optimizer keeps"]
+    return table([*head, "not told apart from it"], rows)
 
 
 def build(docs: Path) -> str:
@@ -213,15 +265,16 @@ def build(docs: Path) -> str:
     for claim in spec["claims"]:
         lines += section(claim, docs)
     advice = spec["guidelines"]
-    lines += ["## Guidelines", "", advice["introduction"].strip(), ""]
-    lines += guidelines(advice["budgets"], advice["columns"], advice["candidates"])
-    lines += ["", advice["conclusion"].strip(), ""]
-    return "\n".join(lines)
+    lines += ["## Guidelines", "", advice["introduction"].strip(), "", *guidelines(advice), ""]
+    return "\n".join([*lines, advice["conclusion"].strip(), ""])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Rebuild docs/claims.md from docs/results.")
     parser.add_argument("--out", type=Path, default=DOCS, help="the folder to write to; default: docs")
-    out = parser.parse_args().out
-    write_text(out / "claims.md", build(out))
-    print(f"written to {out / 'claims.md'}")
+    parser.add_argument("--take", type=Path, nargs="+", metavar="DIR", help="first copy the results of these sweeps")
+    options = parser.parse_args()
+    for folder in options.take or []:
+        print(f"taken: {take(folder).name}")
+    write_text(options.out / "claims.md", build(options.out))
+    print(f"written to {options.out / 'claims.md'}")
