@@ -431,9 +431,10 @@ class AnalyzeSettings(Settings):
 
 
 class ExpectSettings(Settings):
-    """What a publication reports for this experiment: shown beside its result, and without influence on the run."""
+    """What a publication reports for this experiment: `fedsieve reproduce` shows it beside the result."""
 
     source: str
+    metric: Literal["test_accuracy", "val_accuracy"] | None = None  # what it measured, where no figure tells
     test_accuracy: float | None = Field(None, ge=0, le=1)
     val_accuracy: float | None = Field(None, ge=0, le=1)
     assumed: str | None = None  # what the publication leaves open or contradicts, and what was taken

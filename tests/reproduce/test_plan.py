@@ -93,6 +93,10 @@ def test_rows_are_chosen_by_name() -> None:
         (["003", "--scale", "smoke", "--backbone", "./nowhere.pth", "--dry-run"], "nowhere.pth does not exist"),
         (["003", "--scale", "smoke", "clients.cuont=3"], "unknown key 'cuont' in clients; did you mean 'count'?"),
         (["003", "--scale", "smoke", "data.path=nowhere"], "nowhere does not exist"),
+        (
+            ["003", "--scale", "smoke", "clients.count=5", "clients.fraction=1.0"],
+            "too few for 5 clients to hold 10 classes",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_nothing_written(fedsieve: Callable, arguments: list[str], part: str) -> None:
@@ -167,11 +171,19 @@ def test_differences_are_shown_only_for_what_was_reported(
     assert ("difference" in text) == ("difference" in lines[0]) == ("difference" in data["rows"][0]) == comparable
     assert ("not comparable" in text) == (not comparable)
     assert data["comparable"] == comparable and len(lines) == len(data["rows"]) == 12
+    assert {line["comparable"] for line in lines} == {str(comparable).lower()}
+    assert {(line["scale"], line["data"]) for line in lines} == {(plan.scale.name, plan.rows[0].experiment.data.name)}
 
 
 def test_the_title_names_what_stands_in() -> None:
     title = plan_of("003", "smoke").title
-    for part in ("smoke scale", "digits instead of CIFAR-100", "pico instead of DINO ViT-S/16", "1/10 of the rounds"):
+    for part in (
+        "smoke scale",
+        "digits instead of CIFAR-100",
+        "pico instead of DINO ViT-S/16",
+        "1/10 of the rounds",
+        "in proportion",
+    ):
         assert part in title
     assert "at most 800 training images" in title and "Learning rates are as reported" in title
     title = plan_of("003", "small", "model.backbone=x/focus.safetensors", "clients.count=50").title

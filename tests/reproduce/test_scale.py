@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedsieve.config import ClassesSplit, DataSettings, HighLoss, IidSplit, ResizeCenterCrop
 from fedsieve.data.sizes import KNOWN_SIZES, data_sizes
+from fedsieve.data.split import split_clients
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment, preset_names, report_of
 from fedsieve.reproduce.plan import at_scale
@@ -18,7 +20,8 @@ BY_HAND = [  # preset, scale, rounds of its phases, clients, clients in a round,
     ("001-table2-nc50-j4", "smoke", [10, 5], 20, 2, 5),
     ("001-table2-nc5-j4", "smoke", [10, 5], 20, 2, 1),
     ("001-table1-baseline", "smoke", [5, 10], 1, 1, None),
-    ("001-section4.5-fisher-mixing-nc5", "small", [10, 5], 10, 1, 5),
+    ("001-section4.5-fisher-mixing-nc5", "small", [10, 5], 20, 2, 5),  # a fifth of 50 could not hold 100 classes
+    ("003-table1-fedavg-nc1", "small", [2], 100, 10, 1),
     ("002-figure3-noniid-j16", "small", [2], 20, 2, 50),
     ("002-figure3-noniid-j16", "smoke", [2], 20, 2, 5),
     ("003-table1-sparse-centralized", "smoke", [3, 3], 1, 1, None),
@@ -84,6 +87,19 @@ def test_what_a_person_says_wins_over_the_scale(images: Path) -> None:
 def test_every_preset_resolves_at_every_scale(report: str, scale: str) -> None:
     for name in (name for name in preset_names() if report_of(name) == report):
         assert at_scale(name, SCALES[scale]).resolved().data.limit == SCALES[scale].images
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_preset_can_deal_its_data_at_every_scale(scale: str) -> None:
+    classes, images = (10, 800) if scale == "smoke" else (100, 50_000 if scale == "full" else 2_000)
+    labels = np.arange(images) % classes
+    dealt = {}
+    for name in (name for name in preset_names() if report_of(name)):
+        clients = at_scale(name, SCALES[scale]).clients
+        dealt[name] = (clients.count, clients.split)
+    for name, (count, split) in {str(what): (name, what) for name, what in dealt.items()}.values():
+        parts = split_clients(labels, classes, count, split, 42).clients
+        assert len(parts.sizes) == count and parts.sizes.min() > 0, name
 
 
 def test_known_sizes_are_those_of_the_data() -> None:

@@ -1,4 +1,4 @@
-"""Commands that make many runs."""
+"""`fedsieve reproduce`: the experiments of a report, run again."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,8 +51,10 @@ def reproduce(
     if dry_run:
         _foretell(plan, terminal)
         return
+    from fedsieve.experiment import check_all
     from fedsieve.report.reproduction import reproduction_table
 
+    check_all(experiment for _, experiment, folder in plan.runs() if not (folder / "result.json").exists())
     outcomes = run_plan(plan, _runner(plan, terminal))
     write_tables(plan, outcomes)
     terminal.print(reproduction_table(plan, outcomes))

@@ -39,7 +39,9 @@ class Row:
 
     @property
     def metric(self) -> Metric:
-        """What the report measured: validation accuracy where it names nothing else."""
+        """What the report measured: what it says, else validation accuracy where it has no other figure."""
+        if self.expect.metric is not None:
+            return self.expect.metric
         only_validation = self.expect.test_accuracy is None and self.expect.val_accuracy is not None
         return "val_accuracy" if only_validation else "test_accuracy"
 
@@ -84,6 +86,7 @@ class Plan:
             "CIFAR-100" if data == REPORTED_DATA else f"{data} instead of CIFAR-100",
             "DINO ViT-S/16" if backbone == REPORTED_BACKBONE else f"{backbone_name(backbone)} instead of DINO ViT-S/16",
             *self.scale.about,
+            *(["classes per client in proportion"] if data != REPORTED_DATA else []),
             *self.changes,
         ]
         return (
@@ -287,10 +290,18 @@ def write_tables(plan: Plan, outcomes: Sequence[Outcome]) -> None:
     """DIR/table.json with everything, DIR/table.csv with one line for each row."""
     data = as_data(plan, outcomes)
     text = io.StringIO()
-    columns = [key for key in data["rows"][0] if key not in ("model_sha256", "failed")]
+    what = {
+        "scale": plan.scale.name,
+        "data": plan.rows[0].experiment.data.name,
+        "backbone": backbone_name(plan.rows[0].experiment.model.backbone),
+        "comparable": str(
+            plan.is_comparable
+        ).lower(),  # with what is reported: every line says it, for it may be cut out
+    }
+    columns = [*(key for key in data["rows"][0] if key not in ("model_sha256", "failed")), *what]
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    writer.writerows({**row, "seeds": len(row["seeds"])} for row in data["rows"])
+    writer.writerows({**row, "seeds": len(row["seeds"]), **what} for row in data["rows"])
     plan.folder.mkdir(parents=True, exist_ok=True)
     write_text(plan.folder / "table.json", json.dumps(data, indent=2) + "\n")
     write_text(plan.folder / "table.csv", text.getvalue())

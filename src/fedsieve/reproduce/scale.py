@@ -9,7 +9,8 @@
 | rounds of each phase | a tenth, rounded up | a tenth, rounded up | as reported |
 | clients, and candidates for selection | a fifth | a fifth | as reported |
 
-With K classes instead of 100, a client holds max(1, round(classes x K / 100)) of them, at any scale. All else stays as
+With K classes instead of 100, a client holds max(1, round(classes x K / 100)) of them, at any scale. There are as many
+clients as it takes to hold all classes, where classes are dealt evenly. All else stays as
 it is reported: learning rates, batch sizes, local epochs and steps, sparsity, the share of clients in a round.
 """
 
@@ -102,14 +103,17 @@ def _data(data: DataSettings, scale: Scale) -> DataSettings:
 
 
 def _clients(clients: ClientSettings, scale: Scale, classes: int) -> ClientSettings:
-    changes: dict[str, object] = {"count": _part(clients.count, scale.clients)}
+    count = _part(clients.count, scale.clients)
+    changes: dict[str, object] = {}
     if isinstance(clients.select, HighLoss):
         candidates = _part(clients.select.high_loss.candidates, scale.clients)
         changes["select"] = HighLoss(high_loss=HighLossSettings(candidates=candidates))
     if isinstance(clients.split, ClassesSplit):
         held = max(1, round(clients.split.per_client * classes / REPORTED_CLASSES))
         changes["split"] = clients.split.model_copy(update={"per_client": held})
-    return clients.model_copy(update=changes)
+        if clients.split.assign == "even":
+            count = min(clients.count, max(count, math.ceil(classes / held)))  # else some class is nobody's
+    return clients.model_copy(update={"count": count, **changes})
 
 
 def _phase(phase: PhaseSettings, scale: Scale) -> PhaseSettings:
