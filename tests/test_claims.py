@@ -1,0 +1,98 @@
+"""The page of verdicts is what its raw results say."""
+
+import importlib.util
+import json
+import re
+import statistics
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import scipy.stats
+import yaml
+
+from fedsieve.sweep.file import combinations
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def claims() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("claims", ROOT / "scripts" / "claims.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_built_from_the_results_that_stand_beside_it(claims: ModuleType, tmp_path: Path) -> None:
+    page = claims.build(tmp_path)
+    assert page == (DOCS / "claims.md").read_text(), "run `make claims`"
+    for name in re.findall(r"\]\((claims/[\w.-]+)\)", page):
+        assert (DOCS / name).exists(), name
+
+
+def test_results_name_no_machine() -> None:
+    for path in (DOCS / "results").glob("*.json"):
+        found = json.loads(path.read_text())
+        assert Path(found["experiment"]).name == found["experiment"], path.name
+        assert "/" not in json.dumps(found), path.name
+
+
+def test_sweeps_and_results_belong_together() -> None:
+    """Each result is of a sweep in docs/claims, with the arms and seeds that its file asks for."""
+    for path in (DOCS / "results").glob("*.json"):
+        found, asked = json.loads(path.read_text()), yaml.safe_load((DOCS / "claims" / f"{path.stem}.yaml").read_text())
+        arms = [arm["values"] for arm in found["arms"]]
+        wanted = combinations(asked["arms"])
+        assert arms == wanted, path.name
+        for arm in found["arms"]:
+            tried = {trial["values"][key] for trial in arm["trials"] for key in trial["values"]}
+            assert tried <= {value for values in asked.get("search", {}).values() for value in values}, path.name
+
+
+def test_figures_agree_with_scipy(claims: ModuleType) -> None:
+    """Means, intervals and paired tests of whatever is measured, computed another way."""
+    arms = [arm for path in (DOCS / "results").glob("*.json") for arm in json.loads(path.read_text())["arms"]]
+    repeated = [arm for arm in arms if len(arm["seeds"]) > 2]
+    assert repeated
+    for arm in repeated:
+        values = [run["test_accuracy"] for run in arm["seeds"].values()]
+        cell = claims.Cell(arm)
+        about = claims.interval(list(cell.accuracies.values()))
+        low, high = scipy.stats.t.interval(
+            0.95, len(values) - 1, statistics.mean(values), statistics.stdev(values) / len(values) ** 0.5
+        )
+        assert about.mean - about.margin == pytest.approx(low) and about.mean + about.margin == pytest.approx(high)
+        text = claims.with_margin(about)
+        assert text == f"{50 * (low + high):.1f} ± {50 * (high - low):.1f}"
+    one, other = repeated[0]["seeds"], repeated[1]["seeds"]
+    seeds = [seed for seed in one if seed in other]
+    expected = scipy.stats.ttest_rel(
+        [one[seed]["test_accuracy"] for seed in seeds], [other[seed]["test_accuracy"] for seed in seeds]
+    )
+    found = claims.paired(claims.Cell(repeated[0]).accuracies, claims.Cell(repeated[1]).accuracies)
+    assert found.p == pytest.approx(expected.pvalue)
+
+
+def test_what_an_optimizer_keeps_is_what_it_keeps(claims: ModuleType) -> None:
+    """The memory in the guidelines, against the state of a real SparseSGDM after a step."""
+    import torch
+
+    from fedsieve import Mask, SparseSGDM
+
+    weight = torch.nn.Parameter(torch.randn(300, 400))
+    for active in (0.05, 0.1, 0.5, 0.8, 1.0):
+        bits = (torch.rand(300, 400, generator=torch.Generator().manual_seed(7)) < active) | (active == 1)
+        optimizer = SparseSGDM(
+            [("weight", weight)], Mask.pack({"weight": (300, 400)}, bits.flatten()), lr=0.1, momentum=0.9
+        )
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        momentum = optimizer.state[weight]["momentum_buffer"]
+        selection = optimizer._selections[weight]
+        positions = [one for one in (selection.index, selection.held) if one is not None]
+        size = sum(one.numel() * one.element_size() for one in (momentum, *positions))
+        share = float(bits.float().mean())
+        assert claims.kept(share, bits.numel()) == pytest.approx(size, rel=0.01)
