@@ -33,7 +33,8 @@ def made(folder: Path, accuracy: float | None, *overrides: str, rounds: int | No
     experiment = load_experiment("digits-edit-iid", list(overrides)).resolved()
     (folder / "experiment.yaml").write_text(experiment.to_yaml())
     if rounds is not None:
-        (folder / "metrics.jsonl").write_text('{"phase": "head"}\n' * rounds)
+        line = {"phase": "head", "round": 1, "val_accuracy": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+        (folder / "metrics.jsonl").write_text((json.dumps(line) + "\n") * rounds)
         return folder
     result = {name: accuracy if name.endswith("accuracy") else 10 * experiment.seed for name in FIGURES}
     result |= {"seed": experiment.seed, "model_sha256": "0", "phases": [], "data_fingerprint": data}
@@ -127,6 +128,40 @@ def test_a_folder_that_is_no_run_is_named_and_the_others_compared(fedsieve: Call
     assert said.startswith("warning: ") and "nothing is no folder" in said
 
 
+LINE = '{"phase": "head", "round": 1, "val_accuracy": null, "bytes_down": 1, "seconds": 1}'
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("metrics.jsonl", LINE, "line 1: there is no bytes_up"),
+        ("metrics.jsonl", "null", "line 1: this is no object"),
+        ("metrics.jsonl", b"\xff\xfe", "this is not text"),
+        ("metrics.jsonl", None, "Is a directory"),
+        ("experiment.yaml", b"seed: \xff", "this is not text"),
+        ("experiment.yaml", None, "Is a directory"),
+        ("result.json", '{"model_sha256": "0", "pha', "this is not JSON"),
+        ("result.json", '{"model_sha256": "0", "phases": [], "test_accuracy": 0.5}', "there is no test_loss"),
+        ("result.json", "[]", "this is no object"),
+    ],
+)
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_a_damaged_run_is_named_and_the_others_are_there(
+    command: str, file: str, content: str | bytes | None, said: str, fedsieve: Callable, tmp_path: Path
+) -> None:
+    """`content` is what the file holds instead; None makes it a folder."""
+    damaged = made(four(tmp_path) / "damaged", 0.5, "seed=3") / file
+    damaged.unlink(missing_ok=True)
+    if content is None:
+        damaged.mkdir()
+    else:
+        damaged.write_bytes(content if isinstance(content, bytes) else content.encode())
+    code, printed, warning = fedsieve(command, str(tmp_path), "--json")
+    assert code == 0 and warning.startswith(f"warning: {damaged} ") and f"({said})" in warning
+    groups = json.loads(printed)["groups"]
+    assert warning.count("\n") == 1 and [len(group["seeds"]) for group in groups] == [2, 2]
+
+
 def test_an_unfinished_run_is_shown_and_left_out(fedsieve: Callable, tmp_path: Path) -> None:
     made(four(tmp_path) / "late", None, "seed=3", rounds=12)
     code, printed, _ = fedsieve("compare", str(tmp_path))
@@ -191,6 +226,12 @@ def test_by_warns_of_what_else_differs_and_pairs_like_with_like(tmp_path: Path) 
     assert second.difference is not None and second.difference.p == pytest.approx(test.pvalue)
 
 
+@pytest.mark.parametrize("word", ["clients.split", "clients.count", "phases.0"])
+def test_by_what_does_not_differ_says_so(word: str, fedsieve: Callable, tmp_path: Path) -> None:
+    code, printed, warnings = fedsieve("compare", str(four(tmp_path)), "--by", word)
+    assert code == 0 and f"warning: all runs have the same {word}\n" in warnings and "also differ" not in printed
+
+
 def test_bad_requests_say_what_would_be_right(tmp_path: Path) -> None:
     four(tmp_path)
     for arguments, parts in [
@@ -219,6 +260,26 @@ def test_a_baseline_may_be_any_group(tmp_path: Path) -> None:
 def test_files_cannot_be_written_where_there_is_no_folder(fedsieve: Callable, tmp_path: Path) -> None:
     code, printed, said = fedsieve("compare", str(four(tmp_path / "a")), "--csv", "x.csv", "--latex", "no/x.tex")
     assert code == 2 and "no/x.tex cannot be written" in said and not printed and not Path("x.csv").exists()
+    code, printed, said = fedsieve("compare", str(tmp_path / "a"), "--csv", long := "x" * 250)  # less than ".partial"
+    assert code == 2 and f"{long} cannot be written (File name too long); give" in said and not printed
+
+
+def test_all_files_are_made_before_the_first_is_written(
+    fedsieve: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(comparison: object) -> str:
+        raise InputError("no LaTeX today")
+
+    monkeypatch.setattr("fedsieve.report.formats.as_latex", failing)
+    code, _, said = fedsieve("compare", str(four(tmp_path / "a")), "--csv", "x.csv", "--latex", "x.tex")
+    assert code == 2 and "no LaTeX today" in said and not Path("x.csv").exists()
+
+
+def test_differences_of_accuracies_are_points_with_their_sign(fedsieve: Callable, tmp_path: Path) -> None:
+    _, printed, _ = fedsieve("compare", str(four(tmp_path)))
+    assert "+11.5 ± 6.4 points" in printed  # of 11 and 12
+    _, printed, _ = fedsieve("compare", str(tmp_path), "--baseline", "sparsity=0.9")
+    assert "-11.5 ± 6.4 points" in printed
 
 
 def test_csv_has_every_digit(tmp_path: Path) -> None:

@@ -21,7 +21,9 @@ def line(place: int, **others: Any) -> dict[str, Any]:
     return {**told, "val_accuracy": place / 50, "val_loss": 2 / place, "drift_mean": 0.1, "clients": [0], **others}
 
 
-def made(folder: Path, *overrides: str, rounds: int = ROUNDS, accuracy: float | None = 0.9, **others: Any) -> Path:
+def made(
+    folder: Path, *overrides: str, rounds: int = ROUNDS, accuracy: float | None = 0.9, data: str = "x", **others: Any
+) -> Path:
     """A folder as a run leaves it after so many rounds; finished if it has an accuracy."""
     folder.mkdir(parents=True)
     (folder / "experiment.yaml").write_text(load_experiment("digits-edit-iid", list(overrides)).resolved().to_yaml())
@@ -29,7 +31,8 @@ def made(folder: Path, *overrides: str, rounds: int = ROUNDS, accuracy: float | 
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     if accuracy is not None:
         result = {"test_accuracy": accuracy, "test_loss": 0.3, "best_val_accuracy": 0.8, "bytes_up": 5, "bytes_down": 6}
-        result |= {"seconds": 7.0, "model_sha256": "", "phases": []}
+        result |= {"seconds": 7.0, "model_sha256": "", "phases": [], "val_accuracy": 0.8, "val_loss": 0.4}
+        result |= {"data_fingerprint": data}
         (folder / "result.json").write_text(json.dumps(result))
     return folder
 
@@ -72,14 +75,14 @@ def test_what_differs_is_told_apart_from_what_is_common(tmp_path: Path) -> None:
 def test_an_unfinished_run_says_how_far_it_is_and_has_its_curves(tmp_path: Path) -> None:
     made(tmp_path / "run", rounds=12, accuracy=None)
     (group,) = shown(tmp_path)["groups"]
-    assert group["state"] == f"unfinished, round 12 of {ROUNDS}" and not group["finished"]
+    assert group["state"] == f"unfinished: round 12 of {ROUNDS}" and not group["finished"]
     assert group["figures"]["test_accuracy"] is None and len(group["curves"]["val_loss"]["x"]) == 12
 
 
 def test_a_run_that_has_not_begun_is_shown_as_such(tmp_path: Path) -> None:
     made(tmp_path / "run", rounds=0, accuracy=None)
     (group,) = shown(tmp_path)["groups"]
-    assert group["state"] == f"unfinished, round 0 of {ROUNDS}" and group["phases"] == []
+    assert group["state"] == f"unfinished: round 0 of {ROUNDS}" and group["phases"] == []
 
 
 def test_a_group_that_is_finished_in_part_says_so(tmp_path: Path) -> None:
@@ -115,6 +118,15 @@ def test_runs_of_different_data_sets_are_warned_of(tmp_path: Path) -> None:
     made(tmp_path / "a"), made(tmp_path / "b", "data.name=npz", "data.path=x.npz")
     (warning,) = shown(tmp_path)["warnings"]
     assert "different data sets" in warning and "digits" in warning and "/x.npz" in warning
+
+
+def test_seeds_whose_data_changed_are_warned_of_even_beside_an_unfinished_one(tmp_path: Path) -> None:
+    made(tmp_path / "seed-0", "seed=0", accuracy=None)
+    made(tmp_path / "seed-1", "seed=1"), made(tmp_path / "seed-2", "seed=2", data="y")
+    data = shown(tmp_path)
+    (warning,) = data["warnings"]
+    assert data["groups"][0]["seeds"] == [0, 1, 2]
+    assert warning == f"digits held other images or labels in {tmp_path}/seed-2 than in {tmp_path}/seed-1"
 
 
 def test_names_that_seeds_would_share_stay_apart(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The page as a file: whole, and safe whatever the text in it. What it looks like is tested in a browser."""
 
 import json
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.errors import InputError
-from fedsieve.report.page import embedded, page, write_page
+from fedsieve.report.page import embedded, page, write_file
 
 HOSTILE = "</script><script>alert(1)</script><!-- {{data}} & \"quoted\" 'too' \u2028 ü"
 
@@ -61,4 +62,18 @@ def test_nothing_in_a_page_points_elsewhere(kind: str) -> None:
 def test_where_a_page_cannot_be_written_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot be written"):
-        write_page(tmp_path / "file" / "report.html", "text")
+        write_file(tmp_path / "file" / "report.html", "text")
+
+
+def test_a_link_stays_a_link_and_a_pipe_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.html").symlink_to(tmp_path / "real/page.html")
+    for text in ("first", "second"):  # to where nothing is yet, and to a file
+        write_file(tmp_path / "link.html", text)
+        assert (tmp_path / "link.html").is_symlink() and (tmp_path / "real/page.html").read_text() == text
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    write_file(tmp_path / "pipe", "text")
+    assert os.read(reader, 100) == b"text" and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.html", "pipe", "real"]

@@ -37,7 +37,7 @@ def test_json_is_the_pages_data_and_no_page_is_written(fedsieve: Callable, folde
     code, printed, error = fedsieve("report", str(folder / "runs"), "--json", "--title", "Mine")
     assert code == 0 and error == "" and list(Path.cwd().iterdir()) == []
     data = json.loads(printed)
-    assert data["title"] == "Mine" and data["groups"][0]["state"].startswith("unfinished, round 0 of ")
+    assert data["title"] == "Mine" and data["groups"][0]["state"].startswith("unfinished: round 0 of ")
 
 
 def test_the_page_is_the_same_each_time(fedsieve: Callable, folder: Path) -> None:

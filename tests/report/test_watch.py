@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
+from threading import Event
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -15,7 +18,8 @@ from urllib.request import urlopen
 import pytest
 
 from fedsieve.experiment_file import load_experiment
-from fedsieve.report.watch import Watch
+from fedsieve.report.watch import Server, Watch
+from fedsieve.runs.collection import read_run
 
 
 def begun(folder: Path) -> Path:
@@ -39,13 +43,16 @@ def test_new_runs_and_new_rounds_are_in_the_data(served: Callable, tmp_path: Pat
     with served(tmp_path / "runs") as address:
         assert asked(address + "data.json")["groups"] == []  # nothing there yet, and nothing wrong
         folder = begun(tmp_path / "runs/a")
-        assert asked(address + "data.json")["groups"][0]["state"].startswith("unfinished, round 0 of")
+        assert asked(address + "data.json")["groups"][0]["state"].startswith("unfinished: round 0 of")
         add_round(folder, 1), add_round(folder, 2)
         (group,) = asked(address + "data.json")["groups"]
         assert group["curves"]["val_accuracy"]["y"] == [0.01, 0.02]
         with (folder / "metrics.jsonl").open("a") as file:
             file.write('{"phase": "he')  # a round that is being written
-        assert asked(address + "data.json")["groups"][0]["state"].startswith("unfinished, round 2 of")
+        assert asked(address + "data.json")["groups"][0]["state"].startswith("unfinished: round 2 of")
+        (begun(tmp_path / "runs/b") / "metrics.jsonl").write_text("null\n")
+        data = asked(address + "data.json")
+        assert [group["name"] for group in data["groups"]] == ["a"] and "runs/b/metrics.jsonl" in data["warnings"][0]
 
 
 def test_what_is_not_there_is_not_served(served: Callable, tmp_path: Path) -> None:
@@ -56,12 +63,16 @@ def test_what_is_not_there_is_not_served(served: Callable, tmp_path: Path) -> No
                 urlopen(address + place)
 
 
-def test_runs_are_read_again_only_when_they_changed(tmp_path: Path) -> None:
-    folder, watch = begun(tmp_path / "a"), Watch(tmp_path)
+def test_only_runs_that_changed_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("fedsieve.report.watch.read_run", lambda path: read.append(path.name) or read_run(path))
+    folder, other, watch = begun(tmp_path / "a"), begun(tmp_path / "b"), Watch(tmp_path)
     first = watch.data()
-    assert watch.data() is first
+    assert watch.data() is first and read == ["a", "b"]
     add_round(folder, 1)
-    assert watch.data() is not first
+    assert watch.data() is not first and read == ["a", "b", "a"]
+    (other / "experiment.yaml").unlink()
+    assert [group["name"] for group in watch.data()["groups"]] == ["a"] and read == ["a", "b", "a"]
 
 
 def test_a_port_in_use_is_said_in_one_line(fedsieve: Callable, tmp_path: Path) -> None:
@@ -71,6 +82,41 @@ def test_a_port_in_use_is_said_in_one_line(fedsieve: Callable, tmp_path: Path) -
         port = other.getsockname()[1]
         code, _, error = fedsieve("watch", str(tmp_path), "--port", str(port))
     assert code == 2 and f"--port {port}" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "a..b", "::1"])
+def test_a_host_that_cannot_be_had_is_named(host: str, fedsieve: Callable, tmp_path: Path) -> None:
+    code, _, error = fedsieve("watch", str(tmp_path), "--port", "0", "--host", host)
+    assert code == 2 and f"--host {host} cannot be had (" in error and "Unknown" not in error and "--port" not in error
+
+
+@pytest.mark.parametrize(
+    ("host", "code"), [("127.0.0.1", 200), ("localhost:8000", 200), ("[::1]:80", 200), ("evil.org", 403), ("[", 403)]
+)
+def test_other_names_of_this_machine_are_not_answered_to(
+    host: str, code: int, served: Callable, tmp_path: Path
+) -> None:
+    """Else any site could read the page in a visitor's browser, by letting its own name point to 127.0.0.1."""
+    begun(tmp_path / "a")
+    with served(tmp_path) as address:
+        connection = HTTPConnection(address.split("/")[2])
+        connection.request("GET", "/data.json", headers={"Host": host})
+        assert connection.getresponse().status == code
+        connection.close()
+
+
+def test_a_browser_that_goes_away_is_no_news(
+    served: Callable, tmp_path: Path, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = Event()
+    whole = Server.handle_error
+    monkeypatch.setattr(Server, "handle_error", lambda *arguments: (whole(*arguments), gone.set()))
+    with served(tmp_path) as address:
+        name, _, port = address.split("/")[2].partition(":")
+        with socket.create_connection((name, int(port))) as browser:
+            browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing is a reset
+            browser.sendall(b"GET / HT")
+        assert gone.wait(60) and capfd.readouterr().err == ""
 
 
 def test_a_file_is_no_folder_to_watch(fedsieve: Callable, tmp_path: Path) -> None:

@@ -284,6 +284,24 @@ def test_a_missing_package_is_said_before_anything_is_written(experiment: Maker,
     assert done.returncode == 2 and [path.name for path in (tmp_path / "place").iterdir()] == ["wandb"]
 
 
+@pytest.mark.parametrize("asked", [[], ["tensorboard"]])
+def test_trackers_are_loaded_only_when_asked_for(asked: list[str], experiment: Maker, tmp_path: Path) -> None:
+    """They take seconds to load, and their packages need not be there."""
+    for name in asked:
+        pytest.importorskip(name)
+    (tmp_path / "small.yaml").write_text(experiment(f"track=[{', '.join(asked)}]").to_yaml())
+    code = (
+        "import sys\n"
+        "from fedsieve.cli import main\n"
+        "try:\n"
+        "    main(['run', 'small.yaml', '--out', 'out'])\n"
+        "finally:\n"
+        f"    print(*[name for name in {TRACKERS} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr.split() == asked
+
+
 def test_an_unknown_tracker_is_refused(fedsieve: Callable) -> None:
     code, _, said = fedsieve("run", "digits-iid", "track=[tensorbord]")
     assert code == 2 and "tensorboard or wandb or mlflow" in said

@@ -26,8 +26,8 @@ def compare(
     """Compare finished runs: means over seeds with their intervals, and which differ by more than chance."""
     from fedsieve.report import compare as comparing
     from fedsieve.report.formats import as_csv, as_data, as_latex
+    from fedsieve.report.page import write_file
     from fedsieve.report.tables import comparison_table, differences_table
-    from fedsieve.runs.atomic import write_text
 
     for file in (to_csv, to_latex):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
@@ -36,9 +36,9 @@ def compare(
     terminal, errors = console(), console(stderr=True)
     for warning in comparison.warnings:
         errors.print(f"warning: {warning}", soft_wrap=True)
-    for file, text in ((to_csv, as_csv), (to_latex, as_latex)):
-        if file is not None:
-            write_text(file, text(comparison))
+    asked = [(file, form) for file, form in ((to_csv, as_csv), (to_latex, as_latex)) if file is not None]
+    for file, text in [(file, form(comparison)) for file, form in asked]:  # all there before the first is written
+        write_file(file, text)
     if as_json:
         print(json.dumps(as_data(comparison)))
         return
@@ -49,6 +49,5 @@ def compare(
         terminal.print(f"{run.path} is {run.state}, and left out", soft_wrap=True)
     if hidden := [key for key in comparison.keys if key not in comparison.shown]:
         terminal.print(f"groups also differ in {comparing.in_few_words(hidden)}; --json has all", soft_wrap=True)
-    for file in (to_csv, to_latex):
-        if file is not None:
-            terminal.print(f"written to {file}", soft_wrap=True)
+    for file, _ in asked:
+        terminal.print(f"written to {file}", soft_wrap=True)

@@ -24,7 +24,7 @@ def report(
     printed, and the page is written only if --out says where.
     """
     from fedsieve.report.overview import overview
-    from fedsieve.report.page import page, write_page
+    from fedsieve.report.page import page, write_file
     from fedsieve.runs.collection import find_runs
 
     found, problems = find_runs(runs)
@@ -35,7 +35,7 @@ def report(
         print("warning: " + " ".join(warning.split()), file=sys.stderr)
     file = out or Path("report.html")
     if not as_json or out is not None:
-        write_page(file, page(data["title"], "report", data))
+        write_file(file, page(data["title"], "report", data))
     if as_json:
         print(json.dumps(data))
         return
@@ -67,14 +67,14 @@ def explore(
     """
     from fedsieve.data.load import load
     from fedsieve.report.exploration import data_settings, exploration, figures
-    from fedsieve.report.page import page, write_page
+    from fedsieve.report.page import page, write_file
 
     settings = data_settings(data, path)
     name = " ".join(filter(None, [settings.name, settings.path and Path(settings.path).name]))
     found = exploration(load(settings), name, seed, reference)
     file = out or Path("explore.html")
     if not as_json or out is not None:
-        write_page(file, page(found["title"], "explore", found))
+        write_file(file, page(found["title"], "explore", found))
     if as_json:
         print(json.dumps(figures(found)))
         return

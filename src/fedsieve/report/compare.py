@@ -12,7 +12,17 @@ from typing import Any
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import parse_value
 from fedsieve.report.statistics import Interval, Paired, holm, paired
-from fedsieve.runs.collection import FIGURES, Run, as_text, differing, find_runs, grouped, keys_named, without_repeats
+from fedsieve.runs.collection import (
+    FIGURES,
+    Run,
+    about_data,
+    as_text,
+    differing,
+    find_runs,
+    grouped,
+    keys_named,
+    without_repeats,
+)
 from fedsieve.runs.repeat import means
 
 
@@ -60,7 +70,7 @@ def compare(
         for values, members in grouped(runs, keys).items()
     ]
     mixed = list(dict.fromkeys(key for group in groups for key in differing(group.runs)))
-    warnings = [*problems, *_about_repeats(repeats), *_about_data(runs), *_about_mixing(mixed)]
+    warnings = [*problems, *repeats, *about_data(runs), *_about_by(by, runs), *_about_mixing(mixed)]
     first = _baseline(groups, keys, baseline)
     groups = _tested(groups, first, metric, mixed)
     shown = telling([group.values for group in groups], keys, [key for key in by if key in keys])
@@ -72,9 +82,8 @@ def _keys(runs: Sequence[Run], by: Sequence[str]) -> list[str]:
     different = differing(runs)
     if not by:
         return different
-    named = [keys_named(word, runs) for word in by]
-    chosen = [keys if len(keys) == 1 else [key for key in keys if key in different] or keys[:1] for keys in named]
-    return list(dict.fromkeys(key for keys in chosen for key in keys))
+    named = ((word, key) for word in by for key in keys_named(word, runs))
+    return list(dict.fromkeys(key for word, key in named if key == word or key in different))
 
 
 def _tested(groups: Sequence[Group], first: int, metric: str, mixed: Sequence[str]) -> list[Group]:
@@ -169,28 +178,11 @@ def label(group: Group, comparison: Comparison) -> str:
 # ------------------------------------------------------------------------------------------- warnings
 
 
-def _about_repeats(repeats: Sequence[tuple[Run, Run]]) -> list[str]:
-    return [
-        f"{run.path} repeats {first.path} (the same settings, seed {run.seed}); only the latter counts"
-        for run, first in repeats
-    ]
+def _about_by(by: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    return [f"all runs have the same {word}" for word in by if len(grouped(runs, keys_named(word, runs))) == 1]
 
 
 def _about_mixing(mixed: Sequence[str]) -> list[str]:
     if not mixed:
         return []
     return [f"runs of one group differ in {in_few_words(mixed)}, and means are taken over all; --by tells them apart"]
-
-
-def _about_data(runs: Sequence[Run]) -> list[str]:
-    """Accuracies on other images cannot be compared, whatever the settings say."""
-    names = list(dict.fromkeys(run.dataset for run in runs))
-    warnings = [f"these are runs of different data sets: {', '.join(names)}"] if len(names) > 1 else []
-    content: dict[str, Run] = {}
-    for run in runs:
-        settings = str({key: value for key, value in run.settings.items() if key.startswith("data.")})
-        first = content.setdefault(settings, run)
-        theirs, ours = (one.result.get("data_fingerprint") for one in (first, run) if one.result)
-        if None not in (theirs, ours) and theirs != ours:
-            warnings.append(f"{run.dataset} held other images or labels in {run.path} than in {first.path}")
-    return warnings

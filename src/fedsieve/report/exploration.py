@@ -78,7 +78,7 @@ def _outliers(train: Samples, labels: np.ndarray, classes: list[str], shown: Any
         "confidence": CONFIDENCE,
         "count": len(found.positions),
         "by_class": np.bincount(labels[found.positions], minlength=len(classes)).tolist(),
-        "degrees": sorted({int(degrees) for degrees in found.degrees}),
+        "degrees": found.degrees.tolist(),
         "thresholds": sorted({round(float(one), 3) for one in found.thresholds[np.isfinite(found.thresholds)]}),
         "images": shown(found.positions[:OUTLIERS], found.distances),
     }

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from fedsieve import __version__
-from fedsieve.config import RidgeHead
 from fedsieve.report.statistics import interval
-from fedsieve.runs.collection import Run, as_text, differing, grouped
+from fedsieve.runs.collection import Run, about_data, as_text, differing, grouped, without_repeats
 
 POINTS = 240  # of a curve at most: more than a chart has room for
 SHOWN_CLIENTS = 100  # in the heat map of who holds what
@@ -31,8 +30,9 @@ SEED = re.compile(r"[-_/. ]*seed[-_. ]*\d+$")  # at the end of a run's name
 
 def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fedsieve report") -> dict[str, Any]:
     """All that the page shows; `problems` are told on it, with what there is to say about the runs themselves."""
+    runs, repeats = without_repeats(runs)
     keys = differing(runs)
-    groups, doubled = without_doubles(list(grouped(runs, keys).values()))
+    groups = list(grouped(runs, keys).values())
     names = names_of(groups)
     splits: list[dict[str, Any]] = []
     described = [described_group(name, group, splits) for name, group in zip(names, groups, strict=True)]
@@ -42,7 +42,7 @@ def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fe
     return {
         "title": title,
         "version": __version__,
-        "warnings": [*problems, *doubled, *mixed_data(runs)],
+        "warnings": [*problems, *repeats, *about_data(runs)],
         "groups": described,
         "splits": splits,
         "differing": keys,
@@ -51,18 +51,6 @@ def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fe
 
 
 # ------------------------------------------------------------------------------------ which runs, and their names
-
-
-def without_doubles(groups: Sequence[list[Run]]) -> tuple[list[list[Run]], list[str]]:
-    """Groups with one run for each seed, and a line about those left out: repeating a seed makes nothing surer."""
-    kept, notes = [], []
-    for group in groups:
-        by_seed: dict[int, Run] = {}
-        for run in sorted(group, key=lambda run: run.result is None):  # a finished one first
-            if (first := by_seed.setdefault(run.seed, run)) is not run:
-                notes.append(f"{run.path} is left out: it has the settings and the seed of {first.path}")
-        kept.append([run for run in group if by_seed[run.seed] is run])
-    return kept, notes
 
 
 def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -82,35 +70,14 @@ def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     return [path if name in repeated else name for name, path in zip(names, paths, strict=True)]
 
 
-def mixed_data(runs: Iterable[Run]) -> list[str]:
-    """A line of warning if the runs are not all of the same data set."""
-    found = dict.fromkeys(data_set(run) for run in runs)
-    if len(found) < 2:
-        return []
-    return [f"the runs are of different data sets ({', '.join(found)}), so their figures do not compare"]
-
-
-def data_set(run: Run) -> str:
-    data = run.experiment.data
-    return f"{data.name} {data.path}" if data.name in ("folder", "npz") else data.name
-
-
-def state_of(run: Run) -> str:
-    if run.result is not None:
-        return "finished"
-    rounds = sum(phase.rounds for phase in run.experiment.phases)
-    rounds += isinstance(run.experiment.model.head, RidgeHead)  # a phase of its own
-    return f"unfinished, round {len(run.metrics)} of {rounds}"
-
-
 # -------------------------------------------------------------------------------------------------- one group
 
 
 def described_group(name: str, runs: Sequence[Run], splits: list[dict[str, Any]]) -> dict[str, Any]:
     """One group of runs; who holds what goes to `splits`, where groups with the same find the same."""
     results = [run.result for run in runs if run.result is not None]
-    states = [state_of(run) for run in runs]
-    unfinished = [state for state in states if state != "finished"]
+    states = [run.state for run in runs]
+    unfinished = [run.state for run in runs if run.result is None]
     some = f"{len(results)} of {len(runs)} finished" if results else f"{unfinished[0]} (first of {len(runs)} seeds)"
     lines, data = [run.metrics for run in runs], runs[0].experiment.data
     return {

@@ -34,7 +34,7 @@ def embedded(data: dict[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")
 
 
-def write_page(path: Path, text: str) -> None:
+def write_file(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, text)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 LEVEL = 0.95  # of all intervals
+NEGLIGIBLE = 1e-12  # beside 1, or beside larger values: what subtracting floats leaves of equal differences
 Pair = TypeVar("Pair", bound=Hashable)
 
 
@@ -34,7 +35,7 @@ class Paired:
     """How much two ways differ when both start from the same seeds, and how likely that is by chance alone."""
 
     difference: Interval  # one minus other
-    p: float | None  # two-sided paired t test; None for fewer than two pairs
+    p: float | None  # two-sided paired t test; None for fewer than two pairs, or if all differ by the same
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -56,9 +57,10 @@ def paired(one: Mapping[Pair, float], other: Mapping[Pair, float]) -> Paired | N
     difference = interval(differences)
     if len(seeds) == 1:
         return Paired(difference, None)
+    small = NEGLIGIBLE * max(1.0, *map(abs, differences))
+    if max(differences) - min(differences) <= small:  # as accuracies, in steps of one sample, may do by chance
+        return Paired(difference, 1.0 if abs(difference.mean) <= small else None)
     error = _error_of_mean(differences, difference.mean)
-    if error == 0:  # always the same difference: none at all, or one that chance cannot make
-        return Paired(difference, 1.0 if difference.mean == 0 else 0.0)
     return Paired(difference, _two_sided(difference.mean / error, len(seeds) - 1))
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def differences_table(comparison: "Comparison") -> Table:
 
     keys, metric = comparison.shown, comparison.metric
     show = {"bytes_up": size, "bytes_down": size, "seconds": duration}.get(
-        metric, percent if metric.endswith("accuracy") else number
+        metric, points if metric.endswith("accuracy") else number
     )
     title = f"{metric.replace('_', ' ')} less that of {label(comparison.baseline, comparison)}"
     table = _table([*short(keys), "pairs", "difference", "p", "p (Holm)"], title)
@@ -166,14 +167,16 @@ def differences_table(comparison: "Comparison") -> Table:
         if found is None:
             cells += ["0", "–", "–"]
         else:
-            mean = with_margin(found.difference, lambda value: signed(value, show))
-            cells += [str(found.difference.count), mean, chance(found.p)]
+            mean = found.difference.mean
+            amount = with_margin(replace(found.difference, mean=abs(mean)), show)
+            cells += [str(found.difference.count), f"{'-' if mean < 0 else '+'}{amount}", chance(found.p)]
         table.add_row(*map(Text, [*cells, chance(group.corrected)]))
     return table
 
 
-def signed(value: float, show: Callable[[float], str]) -> str:
-    return f"-{show(-value)}" if value < 0 else show(value)
+def points(difference: float) -> str:
+    """The difference of two shares in percentage points."""
+    return f"{100 * difference:.1f} points"
 
 
 def chance(p: float | None) -> str:

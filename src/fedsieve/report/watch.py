@@ -1,61 +1,73 @@
 """The page about runs, served while they go on: the browser asks for the data every few seconds and draws it anew."""
 
 import json
-import os
+import sys
+from contextlib import suppress
+from errno import EADDRNOTAVAIL
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
+from socket import gaierror
 from threading import Lock
 from typing import Any
+from urllib.parse import urlsplit
 
 from fedsieve.errors import InputError
 from fedsieve.report.overview import overview
 from fedsieve.report.page import page
-from fedsieve.runs.collection import find_runs
+from fedsieve.runs.collection import Run, find_runs, read_run
 
 EVERY = 2000  # milliseconds between two questions of the browser
 FILES = ("experiment.yaml", "metrics.jsonl", "result.json", "split.json")  # that the page depends on
 
 
 class Watch:
-    """What the page shows of the runs below a folder; read again only when their files have changed."""
+    """What the page shows of the runs below a folder; of these only those are read again whose files have changed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = Lock()  # two browsers may ask at the same time
-        self._seen: Any = None
+        self._seen: dict[Path, Any] = {}
+        self._runs: list[Run] = []
         self._data: dict[str, Any] = {}
 
     def data(self) -> dict[str, Any]:
         with self._lock:
             seen = self._files()
             if seen != self._seen or not self._data:
-                runs, problems = find_runs([self.folder])
+                same = {run.path: run for run in self._runs if seen.get(run.path) == self._seen.get(run.path)}
+                self._runs, problems = find_runs([self.folder], lambda path: same.get(path) or read_run(path))
                 title = f"{self.folder.resolve().name}: runs under way"
-                self._data = {**overview(runs, problems if seen else [], title), "live": EVERY}
+                self._data = {**overview(self._runs, problems if seen else [], title), "live": EVERY}
                 self._seen = seen
             return self._data
 
-    def _files(self) -> list[tuple[str, int, int]]:
-        found = []
+    def _files(self) -> dict[Path, list[tuple[str, int, int]]]:
+        """Of each run, the size and the time of its files."""
+        found: dict[Path, list[tuple[str, int, int]]] = {}
         for experiment in sorted(self.folder.rglob("experiment.yaml")):
-            for path in (experiment.with_name(name) for name in FILES):
-                try:
-                    about = path.stat()
-                except OSError:  # not there, or not any more
-                    continue
-                found.append((str(path), about.st_size, about.st_mtime_ns))
+            about = found.setdefault(experiment.parent, [])
+            for name in FILES:
+                with suppress(OSError):  # not there, or not any more
+                    file = experiment.with_name(name).stat()
+                    about.append((name, file.st_size, file.st_mtime_ns))
         return found
 
 
 class Handler(BaseHTTPRequestHandler):
     """The page at /, its data at /data.json, and nothing else."""
 
-    def __init__(self, watch: Watch, *arguments: Any) -> None:
-        self.watch = watch
+    server: ThreadingHTTPServer
+
+    def __init__(self, watch: Watch, host: str, *arguments: Any) -> None:
+        self.watch, self.host = watch, host
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
+        if not self._is_for_us():
+            self.send_error(403, "Served to this machine only", "Ask for localhost, or start it with --host")
+            return
         place = self.path.partition("?")[0]
         if place not in ("/", "/data.json"):
             self.send_error(404)
@@ -65,6 +77,11 @@ class Handler(BaseHTTPRequestHandler):
             self._send(page(data["title"], "report", data), "text/html")
         else:
             self._send(json.dumps(data), "application/json")
+
+    def _is_for_us(self) -> bool:
+        """Whoever serves to this machine alone must not answer to other names: any site can let its own point here."""
+        meant = name_in(self.headers.get("Host", ""))
+        return meant == self.host or is_this_machine(meant) or not is_this_machine(self.server.socket.getsockname()[0])
 
     def _send(self, text: str, kind: str) -> None:
         body = text.encode()
@@ -78,12 +95,37 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *arguments: Any) -> None: ...
 
 
-def serving(folder: Path, port: int, host: str = "127.0.0.1") -> ThreadingHTTPServer:
+class Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):  # a browser that goes away is no news
+            super().handle_error(request, client_address)
+
+
+def name_in(place: str) -> str:
+    """The name, or the address, in `name:port`."""
+    try:
+        return urlsplit(f"//{place}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def is_this_machine(name: str) -> bool:
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def serving(folder: Path, port: int, host: str = "127.0.0.1") -> Server:
     """A server of the page about the runs below `folder`, which listens and is yet to be told to serve."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder in which runs are or will be")
     try:
-        return ThreadingHTTPServer((host, port), partial(Handler, Watch(folder)))
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise InputError(f"--port {port} cannot be had ({reason}); give another, or 0 for any free one") from None
+        return Server((host, port), partial(Handler, Watch(folder), host))
+    except (OSError, UnicodeError) as error:  # the latter of what cannot be a host's name
+        if not isinstance(error, OSError) or isinstance(error, gaierror) or error.errno == EADDRNOTAVAIL:
+            what, instead = f"--host {host}", "127.0.0.1, or 0.0.0.0 for everybody on the network"
+        else:
+            what, instead = f"--port {port}", "another, or 0 for any free one"
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{what} cannot be had ({reason}); give {instead}") from None

@@ -8,7 +8,11 @@ from pathlib import Path
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[Path]:
-    """A name to write to; it becomes `path` when the block ends without an error."""
+    """A name to write to; it becomes `path` when the block ends without an error. A link to a file stays one."""
+    if path.exists() and not path.is_file():  # a pipe or a device: written to, for it must not be replaced by a file
+        yield path
+        return
+    path = path.resolve()
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial

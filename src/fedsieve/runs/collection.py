@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from fedsieve.config import Experiment, RidgeHead
 from fedsieve.errors import InputError
-from fedsieve.runs.folder import read_experiment, read_metrics, read_result
+from fedsieve.runs.folder import read_experiment, read_metrics, read_result, require
 
 FIGURES = (  # of a result, those that make sense as a mean
     "test_accuracy",
@@ -22,6 +22,7 @@ FIGURES = (  # of a result, those that make sense as a mean
     "bytes_down",
     "seconds",
 )
+OF_A_ROUND = ("phase", "round", "val_accuracy", "bytes_up", "bytes_down", "seconds")  # what every line of metrics has
 ALWAYS_THE_SAME = ("cifar100", "digits")  # data sets whose content is checked or built in, wherever they lie
 
 
@@ -65,12 +66,18 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
+    """The run in this folder; an error if anything is missing in it that others rely on."""
     experiment, metrics = read_experiment(path), read_metrics(path)
-    return Run(path, experiment, metrics, read_result(path) if (path / "result.json").exists() else None)
+    for place, line in enumerate(metrics, start=1):
+        require(line, OF_A_ROUND, path / "metrics.jsonl", f"line {place}: ")
+    result = read_result(path) if (path / "result.json").exists() else None
+    if result is not None:
+        require(result, FIGURES, path / "result.json")
+    return Run(path, experiment, metrics, result)
 
 
-def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """The runs at or below these paths, and a line about each path that holds none."""
+def find_runs(paths: Iterable[Path], read: Callable[[Path], Run] = read_run) -> tuple[list[Run], list[str]]:
+    """The runs at or below these paths, and a line about each path that holds none and each run that is damaged."""
     runs: dict[Path, Run] = {}
     problems = []
     for path in paths:
@@ -80,7 +87,7 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
             problems.append(f"{path} {state}; give the folder of a run, or one with runs in it")
         for folder in below:
             try:
-                runs.setdefault(folder.resolve(), read_run(folder))
+                runs.setdefault(folder.resolve(), read(folder))
             except InputError as error:
                 problems.append(str(error))
     return list(runs.values()), problems
@@ -100,15 +107,31 @@ def grouped(runs: Sequence[Run], by: Sequence[str]) -> dict[tuple[str, ...], lis
     return groups
 
 
-def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
-    """The first of all runs with the same settings and seed, and each later one with the one that it repeats."""
+def without_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """One of all runs with the same settings and seed, the first that is finished, and a line about each other one."""
     firsts: dict[str, Run] = {}
-    repeats = []
-    for run in runs:
+    notes = []
+    for run in sorted(runs, key=lambda run: run.result is None):
         first = firsts.setdefault(json.dumps(run.settings, sort_keys=True), run)
         if first is not run:
-            repeats.append((run, first))
-    return list(firsts.values()), repeats
+            same = f"the same settings, seed {run.seed}"
+            notes.append(f"{run.path} repeats {first.path} ({same}); only the latter counts")
+    counting = {run.path for run in firsts.values()}
+    return [run for run in runs if run.path in counting], notes
+
+
+def about_data(runs: Sequence[Run]) -> list[str]:
+    """Lines about runs of other images than the rest: their accuracies do not compare, whatever the settings say."""
+    names = list(dict.fromkeys(run.dataset for run in runs))
+    notes = [f"these are runs of different data sets: {', '.join(names)}"] if len(names) > 1 else []
+    firsts: dict[str, Run] = {}
+    for run in runs:
+        if ours := (run.result or {}).get("data_fingerprint"):
+            settings = str({key: value for key, value in run.settings.items() if key.startswith("data.")})
+            first = firsts.setdefault(settings, run)
+            if first.result and first.result["data_fingerprint"] != ours:
+                notes.append(f"{run.dataset} held other images or labels in {run.path} than in {first.path}")
+    return notes
 
 
 def keys_named(word: str, runs: Sequence[Run]) -> list[str]:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import shutil
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -165,7 +166,7 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last one that a crash cut short is left out."""
     path = run / "metrics.jsonl"
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for text in _text(path).splitlines() if path.exists() else []:
         try:
             lines.append(json.loads(text))
         except ValueError:
@@ -174,19 +175,43 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_result(run: Path) -> dict[str, Any]:
+    path = run / "result.json"
+    if not path.exists():
+        raise InputError(f"{run} is no finished run (it has no result.json); give the folder of one")
     try:
-        result = json.loads((run / "result.json").read_text())
-        result["model_sha256"], result["phases"], result["test_accuracy"]
-        return result
-    except (OSError, ValueError, KeyError, TypeError):
-        raise InputError(f"{run} is no finished run (it has no result.json); give the folder of one") from None
+        result = json.loads(_text(path))
+    except ValueError:
+        raise damaged(path, "this is not JSON") from None
+    require(result, ("model_sha256", "phases", "test_accuracy"), path)
+    return result
 
 
 def read_experiment(run: Path) -> Experiment:
     path = run / "experiment.yaml"
     if not path.exists():
         raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
-    return parse_experiment(path.read_text(), str(path))
+    return parse_experiment(_text(path), str(path))
+
+
+def require(found: Any, keys: Iterable[str], path: Path, place: str = "") -> None:
+    """Refuse what was read from a file, or at some place in it, unless it has these keys."""
+    if not isinstance(found, dict):
+        raise damaged(path, f"{place}this is no object")
+    if missing := [key for key in keys if key not in found]:
+        raise damaged(path, f"{place}there is no {missing[0]}")
+
+
+def damaged(path: Path, why: str) -> InputError:
+    return InputError(f"{path} is damaged, or older than this version ({why}); leave the run out or repeat it")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise damaged(path, "this is not text") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); leave the run out or repeat it") from None
 
 
 def settled(experiment: Experiment, run: Path, resume: bool) -> Experiment:

@@ -36,8 +36,7 @@ function bars(id, caption, rows, format, note = null) {
               rx: 2,
               fill: colour(row.order),
               opacity: 1 / (1 + part * 0.8),
-              onpointerenter: tell,
-              onpointerleave: tip.hide,
+              ...telling(tip, tell),
             }),
           );
           start += value;
@@ -57,7 +56,7 @@ function columns(
   id,
   caption,
   found,
-  { label, xLabel, yFormat, orders, height = 190, names = true, tick = null },
+  { label, xLabel, yFormat, yLeast = 0, orders, height = 190, names = true, tick = null },
   note = null,
 ) {
   return chart(
@@ -73,7 +72,7 @@ function columns(
       const most = Math.max(...found.flatMap((one) => one.values)) || 1;
       const y = scale(0, most, height - bottom, top);
       const svg = element("svg", { width: full, height, role: "img", "aria-label": label });
-      for (const value of ticks(0, most, 4)) {
+      for (const value of ticks(0, most, 4, yLeast)) {
         svg.append(element("line", { class: "gridline", x1: left, x2: full, y1: y(value), y2: y(value) }));
         svg.append(element("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" }, yFormat(value)));
       }
@@ -86,15 +85,12 @@ function columns(
         const taken = Math.min(72, each - (each > 12 ? 4 : 1)),
           inner = taken / one.values.length,
           gap = (each - taken) / 2;
-        const group = element("g", {
-          class: "column",
-          onpointerenter: () =>
-            tip.show(left + (k + 0.5) * each - box.scrollLeft, y(Math.max(...one.values)), [
-              element("b", {}, one.label),
-              element("div", {}, one.text),
-            ]),
-          onpointerleave: tip.hide,
-        });
+        const tell = () =>
+          tip.show(left + (k + 0.5) * each - box.scrollLeft, y(Math.max(...one.values)), [
+            element("b", {}, one.label),
+            element("div", {}, one.text),
+          ]);
+        const group = element("g", { class: "column", ...telling(tip, tell) });
         group.append(
           element("rect", {
             x: left + k * each,

@@ -56,9 +56,9 @@ const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : /(s
 
 // ------------------------------------------------------------------------------------------------------ scales
 
-/** Round numbers within [low, high], about `count` of them. */
-function ticks(low, high, count) {
-  const rough = (high - low) / Math.max(1, count),
+/** Round numbers within [low, high], about `count` of them; `least` apart, which is 1 for what is counted. */
+function ticks(low, high, count, least = 0) {
+  const rough = Math.max(least, (high - low) / Math.max(1, count)),
     power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= rough * 0.999);
   const found = [];
@@ -139,15 +139,20 @@ function chart(id, caption, paint, note = null) {
   return figure;
 }
 
-/** A box that tells values beside the pointer: `show(x, y, children)`, `hide()`. */
-function tipIn(plot) {
+/** A box that tells values beside the pointer: `show(x, y, children)`, `hide()`; a finger that is lifted leaves it. */
+function tipIn(plot, hidden = () => {}) {
   const box = element("div", { class: "tip", role: "status", hidden: true });
   plot.append(box);
+  const hide = () => {
+    box.hidden = true;
+    hidden();
+  };
   return {
-    hide: () => {
-      box.hidden = true;
-    },
+    hide,
+    leave: (event) => event.pointerType === "mouse" && hide(),
     show: (x, y, children) => {
+      if (hideTip !== hide) hideTip();
+      hideTip = hide;
       box.replaceChildren(...children);
       box.hidden = false;
       const space = plot.clientWidth - box.offsetWidth;
@@ -157,6 +162,13 @@ function tipIn(plot) {
     },
   };
 }
+
+/** Listeners of a thing that tells its values when it is pointed at or tapped. */
+const telling = (tip, tell) => ({ onpointerenter: tell, onpointerdown: tell, onpointerleave: tip.leave });
+
+/** The tip that was shown last ends when anything is tapped, before that tells its own values, or scrolled. */
+let hideTip = () => {};
+for (const kind of ["pointerdown", "pointercancel"]) addEventListener(kind, () => hideTip(), { capture: true });
 
 // ------------------------------------------------------------------------------------------------- the page
 
@@ -201,14 +213,18 @@ function section(id, title, note, ...content) {
   );
 }
 
-/** Put content on the page and paint its charts, keeping the focus and the place where the reader is. */
+/** Put content on the page and paint its charts, keeping the focus and the places where the reader is. */
 function fill(content) {
   const page = document.getElementById("page"),
     focused = document.activeElement?.dataset?.key,
     place = scrollY;
+  const boxes = () => [...page.querySelectorAll(".legend, .scroll")],
+    nameOf = (box) => box.getAttribute("aria-label") ?? box.closest("[data-chart]").dataset.chart;
+  const places = new Map(boxes().map((box) => [nameOf(box), [box.scrollLeft, box.scrollTop]]));
   page.replaceChildren(...content.flat(Infinity).filter(Boolean));
   paintAll();
   scrollTo(0, place);
+  for (const box of boxes()) [box.scrollLeft, box.scrollTop] = places.get(nameOf(box)) ?? [0, 0];
   if (focused) page.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
 }
 

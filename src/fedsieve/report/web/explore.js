@@ -75,6 +75,7 @@ function balance() {
       label: `Images by class. ${note}`,
       xLabel: "class",
       yFormat: whole,
+      yLeast: 1,
       orders: [0, 1],
     }),
   );
@@ -128,13 +129,19 @@ function spread() {
 
 function outliers() {
   const { count, by_class, degrees, thresholds, confidence, images } = data.outliers;
-  const free = degrees.filter(Boolean),
-    share = count / sum(data.train);
-  const why =
-    free.length && Math.max(...free) < 3
-      ? ` Mean colours vary in ${plural(Math.max(...free), "direction")} only (grey images), so their covariance is ` +
-        "singular: its pseudo-inverse and rank are used."
-      : "";
+  const free = [...new Set(degrees)].filter(Boolean).sort(),
+    share = count / sum(data.train),
+    channels = data.shape[0];
+  const singular = data.train.filter((images, k) => images && degrees[k] < channels),
+    few = singular.filter((images) => images <= channels).length,
+    flat = singular.length - few;
+  const causes = [
+    flat && `in ${plural(flat, "class")} colours vary in fewer directions than there are channels, as grey ones do`,
+    few && `${plural(few, "class")} ${few === 1 ? "has" : "have"} no more images than channels`,
+  ].filter(Boolean);
+  const why = causes.length
+    ? ` Some covariances are singular (${causes.join("; ")}): of them the pseudo-inverse and the rank are used.`
+    : "";
   const freedom = `${free.join(" or ") || "no"} ${free.join() === "1" ? "degree" : "degrees"} of freedom`;
   const note =
     `Training images whose mean colour is farther from their class's than the ${100 * confidence}% point of ` +
@@ -154,7 +161,8 @@ function outliers() {
       columns("outliers", "Out of line by class", found, {
         label: `Colour outliers by class: ${whole(count)} in all`,
         xLabel: "class",
-        yFormat: (value) => (Number.isInteger(value) ? whole(value) : ""),
+        yFormat: whole,
+        yLeast: 1,
         orders: [3],
         height: 160,
       }),

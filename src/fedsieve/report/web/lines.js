@@ -1,8 +1,9 @@
 // Curves with bands by round, or by anything else that grows.
 
 /**
- * Lines with bands. `series`: {name, order, x, y, margin?}; `options`: {label, xLabel, xFormat, yFormat, yTick?, marks:
- * [[name, x]], isLog, floor, ceiling, at: value -> head of the tip, range: [low, high] or null, zoom: range -> void}.
+ * Lines with bands. `series`: {name, order, x, y, margin?, n?, seeds?}; `options`: {label, xLabel, xFormat, yFormat,
+ * xLeast?: between ticks, yTick?, marks: [[name, x]], isLog, floor, ceiling, at: (value, names) -> head of the tip,
+ * beside?: (one, k) -> what a row of it says behind the value, range: [low, high] or null, zoom: range -> void}.
  */
 function lines(id, caption, series, options, note = null) {
   return chart(
@@ -14,12 +15,15 @@ function lines(id, caption, series, options, note = null) {
         right = 12,
         top = 20,
         bottom = 38;
-      const [low, high] =
-        options.range ??
-        limits(
-          series.flatMap((one) => one.x),
-          options.isLog ? "log" : "x",
-        );
+      const stops = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
+      const [low, high] = options.range ?? limits(stops, options.isLog ? "log" : "x");
+      const seen = stops.filter((x) => x >= low && x <= high);
+      if (!seen.length) {
+        // the range was chosen on a chart with other rounds, or of a run that is hidden now
+        const none = element("text", { x: left, y: height / 2 }, "No value in these rounds.");
+        plot.append(element("svg", { width, height, ondblclick: () => options.zoom(null) }, none));
+        return;
+      }
       let [bottomY, topY] = heights(series, low, high);
       if (options.floor !== undefined) bottomY = Math.max(options.floor, bottomY);
       if (options.ceiling !== undefined) topY = Math.min(options.ceiling, topY);
@@ -35,13 +39,15 @@ function lines(id, caption, series, options, note = null) {
         "aria-label": `${label} Arrow keys tell values.`,
       });
       axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY }, options);
-      const clip = `clip-${id}`;
-      svg.append(clipped(clip, left, top - 6, width - left - right + 6, height - top - bottom + 12));
-      const drawn = element("g", { "clip-path": `url(#${clip})` });
-      for (const one of series) drawn.append(curve(one, x, y));
+      const around = (room, name) =>
+        clipped(name, left - room, top - 6, width - left - right + 2 * room, height - top - bottom + 12);
+      svg.append(around(0, `clip-${id}`), around(6, `markers-${id}`)); // a marker at the edge is whole
+      const drawn = element("g", { "clip-path": `url(#markers-${id})` });
+      for (const one of series) drawn.append(curve(one, x, y, `url(#clip-${id})`));
       svg.append(drawn);
       plot.append(svg);
-      followPointer(plot, svg, series, x, y, options, { top, bottom: height - bottom, left, right: width - right });
+      const box = { top, bottom: height - bottom, left, right: width - right };
+      followPointer(plot, svg, series, seen, x, y, options, box);
     },
     note,
   );
@@ -93,7 +99,7 @@ function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, b
   const base = height - bottom,
     count = Math.max(2, Math.floor((width - left) / 80));
   let free = -Infinity; // up to where labels are
-  for (const value of options.isLog ? logTicks(low, high) : ticks(low, high, count)) {
+  for (const value of options.isLog ? logTicks(low, high) : ticks(low, high, count, options.xLeast)) {
     svg.append(element("line", { class: "axis", x1: x(value), x2: x(value), y1: base, y2: base + 4 }));
     const text = options.xFormat(value),
       half = 3.5 * text.length + 4;
@@ -103,23 +109,31 @@ function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, b
   }
   svg.append(element("line", { class: "axis", x1: left, x2: width - right, y1: base, y2: base }));
   svg.append(element("text", { x: width - right, y: height - 4, "text-anchor": "end" }, options.xLabel));
-  for (const [name, start] of options.marks ?? []) {
-    const at = Math.max(left, x(Math.max(low, start - 0.5)));
-    if (start > high || at > width - right - 10) continue;
+  const marks = (options.marks ?? [])
+    .map(([name, start]) => [name, start - 0.5])
+    .sort((one, other) => one[1] - other[1]);
+  const current = marks.findLastIndex(([, start]) => start <= low); // those before it are over where the axis begins
+  free = -Infinity;
+  for (const [name, start] of marks.slice(Math.max(0, current))) {
+    const at = x(Math.max(low, start));
+    if (at > width - right - 10) continue;
     if (start > low) svg.append(element("line", { class: "phase", x1: at, x2: at, y1: top - 6, y2: base }));
+    if (at < free) continue;
+    free = at + 7 * name.length + 8;
     svg.append(element("text", { class: "phase-name", x: at + 4, y: top - 8 }, name));
   }
 }
 
-function curve(one, x, y) {
+function curve(one, x, y, clip) {
   const group = element("g", { class: "series", "data-series": one.name });
   const points = one.x.map((value, k) => [x(value), y(one.y[k])]);
-  if (one.margin) {
-    const up = one.x.map((value, k) => `${x(value)},${y(one.y[k] + (one.margin[k] ?? 0))}`);
-    const down = one.x.map((value, k) => `${x(value)},${y(one.y[k] - (one.margin[k] ?? 0))}`).reverse();
+  for (const places of stretches(one.margin ?? [])) {
+    const up = places.map((k) => `${x(one.x[k])},${y(one.y[k] + one.margin[k])}`);
+    const down = places.map((k) => `${x(one.x[k])},${y(one.y[k] - one.margin[k])}`).reverse();
     group.append(
       element("path", {
         class: "band",
+        "clip-path": clip,
         d: `M${up.join("L")}L${down.join("L")}Z`,
         fill: colour(one.order),
         opacity: 0.13,
@@ -129,6 +143,7 @@ function curve(one, x, y) {
   group.append(
     element("path", {
       class: "curve",
+      "clip-path": clip,
       d: `M${points.map((point) => point.join(",")).join("L")}`,
       fill: "none",
       stroke: colour(one.order),
@@ -145,14 +160,27 @@ function curve(one, x, y) {
   return group;
 }
 
+/** The places of values that are known, those that follow each other together. */
+function stretches(values) {
+  const found = [];
+  values.forEach((value, k) => {
+    if (value === null) return;
+    if (found.at(-1)?.at(-1) === k - 1) found.at(-1).push(k);
+    else found.push([k]);
+  });
+  return found;
+}
+
 /** Values beside the pointer, on hovering, tapping or with arrow keys; what is dragged over is zoomed into. */
-function followPointer(plot, svg, series, x, y, options, box) {
-  const tip = tipIn(plot),
-    cross = element("g", {});
+function followPointer(plot, svg, series, stops, x, y, options, box) {
+  const cross = element("g", {});
   svg.append(cross);
-  const stops = [...new Set(series.flatMap((one) => one.x))].sort((a, b) => a - b);
   let place = -1,
     dragged = null;
+  const tip = tipIn(plot, () => {
+    cross.replaceChildren();
+    place = -1;
+  });
   const tell = (value) => {
     const found = series.map((one) => [one, one.x.indexOf(value)]).filter(([, k]) => k >= 0);
     cross.replaceChildren(element("line", { class: "cross", x1: x(value), x2: x(value), y1: box.top, y2: box.bottom }));
@@ -166,16 +194,15 @@ function followPointer(plot, svg, series, x, y, options, box) {
         element("span", {}, valueText(one, k, options)),
       ),
     );
-    const [one, k] = found[0];
-    tip.show(x(value), Math.min(...found.map(([s, i]) => y(s.y[i]))), [
-      element("b", {}, options.at(value, one, k)),
-      ...rows,
-    ]);
+    const head = options.at(
+      value,
+      found.map(([one]) => one.name),
+    );
+    tip.show(x(value), Math.min(...found.map(([one, k]) => y(one.y[k]))), [element("b", {}, head), ...rows]);
   };
-  const hide = () => {
-    tip.hide();
-    cross.replaceChildren();
-    place = -1;
+  const tellNearest = (at) => {
+    place = stops.reduce((best, value, k) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? k : best), 0);
+    tell(stops[place]);
   };
   const within = (event) => event.clientX - svg.getBoundingClientRect().left;
   svg.addEventListener("pointermove", (event) => {
@@ -190,16 +217,16 @@ function followPointer(plot, svg, series, x, y, options, box) {
       );
       return;
     }
-    place = stops.reduce((best, value, k) => (Math.abs(x(value) - at) < Math.abs(x(stops[best]) - at) ? k : best), 0);
-    tell(stops[place]);
+    tellNearest(at);
   });
-  svg.addEventListener("pointerleave", () => {
+  svg.addEventListener("pointerleave", (event) => {
     dragged = null;
-    hide();
+    tip.leave(event);
   });
-  svg.addEventListener("blur", hide);
+  svg.addEventListener("blur", tip.hide);
   svg.addEventListener("pointerdown", (event) => {
     if (options.zoom && event.pointerType === "mouse") dragged = within(event);
+    tellNearest(within(event));
   });
   svg.addEventListener("pointerup", (event) => {
     const from = dragged,
@@ -216,7 +243,7 @@ function followPointer(plot, svg, series, x, y, options, box) {
   svg.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (event.key === "Escape") {
-      hide();
+      tip.hide();
       options.zoom?.(null);
     }
     if (!step) return;
@@ -227,6 +254,8 @@ function followPointer(plot, svg, series, x, y, options, box) {
 }
 
 function valueText(one, k, options) {
-  const margin = one.margin?.[k];
-  return options.yFormat(one.y[k]) + (margin === null || margin === undefined ? "" : ` ± ${options.yFormat(margin)}`);
+  const margin = one.margin?.[k] ?? null;
+  const few = one.n?.[k] < one.seeds && `${one.n[k]} of ${plural(one.seeds, "seed")}`;
+  const value = options.yFormat(one.y[k]) + (margin === null ? "" : ` ± ${options.yFormat(margin)}`);
+  return [value, few, options.beside?.(one, k)].filter(Boolean).join(", ");
 }

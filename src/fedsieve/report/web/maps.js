@@ -45,8 +45,7 @@ function numberedMap(id, caption, rows, names, most, { label, rowLabel, format }
               width: each,
               height: tall,
               style: value === null ? null : `fill:${heat(share)}`,
-              onpointerenter: tell,
-              onpointerleave: tip.hide,
+              ...telling(tip, tell),
             }),
           );
           svg.append(
@@ -100,11 +99,11 @@ function denseMap(id, caption, counts, { label, xLabel, yLabel, tell }, note = n
           element("path", { class: "cells", d: cells.join(""), style: `fill:${heat(0.12 + (0.88 * shade) / shades)}` }),
         ),
     );
-    for (const value of ticks(0, counts.length - 1, 5).filter(Number.isInteger))
+    for (const value of ticks(0, counts.length - 1, 5, 1))
       svg.append(
         element("text", { x: left - 6, y: top + (value + 0.5) * tall + 4, "text-anchor": "end" }, whole(value)),
       );
-    for (const value of ticks(0, wide - 1, Math.min(10, (each * wide) / 40)).filter(Number.isInteger))
+    for (const value of ticks(0, wide - 1, Math.min(10, (each * wide) / 40), 1))
       svg.append(
         element(
           "text",
@@ -119,7 +118,7 @@ function denseMap(id, caption, counts, { label, xLabel, yLabel, tell }, note = n
     const box = element("div", { class: "scroll" }, svg);
     plot.append(box);
     const tip = tipIn(plot);
-    svg.addEventListener("pointermove", (event) => {
+    const tellAt = (event) => {
       const frame = svg.getBoundingClientRect(),
         x = event.clientX - frame.left,
         y = event.clientY - frame.top;
@@ -127,8 +126,10 @@ function denseMap(id, caption, counts, { label, xLabel, yLabel, tell }, note = n
         column = Math.floor((x - left) / each);
       if (row < 0 || row >= counts.length || column < 0 || column >= wide) return tip.hide();
       tip.show(x - box.scrollLeft, top + row * tall, tell(row, column, counts[row][column] ?? 0));
-    });
-    svg.addEventListener("pointerleave", tip.hide);
+    };
+    svg.addEventListener("pointermove", tellAt);
+    svg.addEventListener("pointerdown", tellAt);
+    svg.addEventListener("pointerleave", tip.leave);
     plot.append(element("div", { class: "scale", "aria-hidden": "true" }, "0", element("i"), `${whole(most)} samples`));
   };
   return chart(id, caption, drawing, note);

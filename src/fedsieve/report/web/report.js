@@ -111,7 +111,7 @@ function headline() {
     element(
       "tr",
       { class: state.hidden.has(group.name) ? "off" : null },
-      element("td", {}, named(group)),
+      element("td", {}, named(group), !group.finished && element("span", { class: "badge narrow" }, group.state)),
       element("td", {}, group.seeds.length),
       cell(group.figures.test_accuracy, percent),
       cell(group.figures.test_loss, (value) => value.toFixed(3)),
@@ -164,10 +164,10 @@ function folding(id, summary, ...content) {
 }
 
 function settings() {
-  const table = (names, rows) =>
+  const table = (label, names, rows) =>
     element(
       "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of settings" },
+      { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
       element(
         "table",
         { class: "dense" },
@@ -195,6 +195,7 @@ function settings() {
     );
   const differing = data.differing.length
     ? table(
+        "Table of settings that differ",
         ["setting", ...data.groups.map((group) => group.name)],
         data.differing.map((name) => [name, ...data.groups.map((group) => group.settings[name])]),
       )
@@ -205,7 +206,11 @@ function settings() {
     "Settings",
     "What differs between the runs, the seed aside.",
     differing,
-    folding("common", `${whole(common.length)} settings that all have in common`, table(["setting", "value"], common)),
+    folding(
+      "common",
+      `${whole(common.length)} settings that all have in common`,
+      table("Table of settings in common", ["setting", "value"], common),
+    ),
   );
 }
 

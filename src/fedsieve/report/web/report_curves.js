@@ -3,7 +3,7 @@
 const seriesOf = (field) =>
   shown()
     .filter((group) => group.curves[field])
-    .map((group) => ({ name: group.name, order: group.order, ...group.curves[field] }));
+    .map((group) => ({ name: group.name, order: group.order, seeds: group.seeds.length, ...group.curves[field] }));
 
 /** Where phases begin, of all groups shown; the same beginning is marked once. */
 function marks() {
@@ -19,11 +19,12 @@ function byRound(id, title, field, format, extra = {}) {
   return lines(id, title, series, {
     label: `${extra.label ?? id} by round`,
     xLabel: "round",
-    xFormat: (value) => whole(value),
+    xFormat: whole,
+    xLeast: 1,
     yFormat: format,
     marks: marks(),
     ...extra,
-    at: (value, one, k) => `round ${whole(value)}${phaseAt(one.name, value)}`,
+    at: (value, names) => `round ${whole(value)}${phasesAt(names, value)}`,
     range: state.range,
     zoom: (range) => {
       state.range = range;
@@ -32,21 +33,24 @@ function byRound(id, title, field, format, extra = {}) {
   });
 }
 
-function phaseAt(name, round) {
-  const phases = data.groups.find((group) => group.name === name).phases;
-  return phases.length > 1 ? `, ${phases.filter(([, start]) => start <= round).at(-1)?.[0] ?? ""}` : "";
+/** In which phases these groups are in a round, as far as any has several. */
+function phasesAt(names, round) {
+  const found = data.groups
+    .filter((group) => names.includes(group.name) && group.phases.length > 1)
+    .map((group) => group.phases.findLast(([, start]) => start <= round)[0]);
+  return found.length ? `, ${[...new Set(found)].join(" / ")}` : "";
 }
 
-/** A title with buttons that choose which of several curves is shown. */
+/** A title with buttons that choose which of several curves is shown, and which it is: another where none has it. */
 function switched(id, title, fields) {
-  const there = fields.filter((field) => data.groups.some((group) => group.curves[field]));
-  if (!there.includes(state.choice[id])) state.choice[id] = there[0];
+  const there = fields.filter((field) => shown().some((group) => group.curves[field]));
+  const chosen = there.includes(state.choice[id]) ? state.choice[id] : there[0];
   const button = (field) =>
     element(
       "button",
       {
         type: "button",
-        "aria-pressed": String(state.choice[id] === field),
+        "aria-pressed": String(chosen === field),
         "data-key": `${id} ${field}`,
         onclick: () => {
           state.choice[id] = field;
@@ -55,12 +59,13 @@ function switched(id, title, fields) {
       },
       NAMES[field],
     );
-  return [
+  const caption = [
     element("span", {}, title),
     there.length > 1
       ? element("span", { class: "switch", role: "group", "aria-label": `${title}: which` }, there.map(button))
-      : element("span", { class: "small" }, NAMES[there[0]] ?? ""),
+      : element("span", { class: "small" }, NAMES[chosen] ?? ""),
   ];
+  return [caption, chosen];
 }
 
 function learning() {
@@ -90,13 +95,13 @@ function learning() {
     element(
       "div",
       { class: "grid" },
-      byRound("accuracy", accuracy, state.choice.accuracy, percent, {
+      byRound("accuracy", ...accuracy, percent, {
         label: "Accuracy",
         floor: 0,
         ceiling: 1,
         yTick: short,
       }),
-      byRound("loss", loss, state.choice.loss, number, { label: "Loss", floor: 0 }),
+      byRound("loss", ...loss, number, { label: "Loss", floor: 0 }),
     ),
   );
 }
@@ -119,7 +124,7 @@ function drift() {
 function cost() {
   const sent = shown()
     .filter((group) => group.sent)
-    .map((group) => ({ name: group.name, order: group.order, ...group.sent }));
+    .map((group) => ({ name: group.name, order: group.order, seeds: group.seeds.length, ...group.sent }));
   const rows = shown()
     .filter((group) => group.time.length)
     .map((group) => ({ name: group.name, order: group.order, parts: group.time }));
@@ -134,7 +139,8 @@ function cost() {
         floor: 0,
         ceiling: 1,
         yTick: (value) => `${Number((100 * value).toFixed(2))}%`,
-        at: (value, one, k) => `${bytes(value)}, round ${one.round[k]}`,
+        at: bytes,
+        beside: (one, k) => `round ${whole(one.round[k])}`,
       }),
     byRound("seconds", "Time of a round", "seconds", duration, { label: "Time", floor: 0 }),
     rows.length > 0 && bars("phases", "Time of phases", rows, duration, "Time in rounds; phases from left to right."),

@@ -39,7 +39,7 @@ function density() {
     "masks",
     "Where weights may change",
     "Per cent of each layer's weights that the masks leave free, the mean over the clients of the newest round that " +
-      "wrote it down. Darker (in dark, lighter) is denser.",
+      "wrote it down; of several seeds, of the first with the most rounds. Darker (in dark, lighter) is denser.",
     element("div", { class: "grid" }, figures),
   );
 }
@@ -62,9 +62,8 @@ function holdings() {
     const about = `${more} A client holds ${classes}${plural(held.at(-1), "class")}.`;
     const caption = element(
       "span",
-      { class: "named" },
-      those.map((group) => key(group.order)),
-      element("span", {}, those.map((group) => group.name).join(", ")),
+      { class: "several" },
+      those.map((group) => named(group)),
     );
     const tell = (client, label, count) => [
       element("b", {}, `client ${client}`),
@@ -120,7 +119,8 @@ function fairness() {
       {
         label: `Accuracy of ${whole(count)} clients of ${group.name}. ${summary}`,
         xLabel: null,
-        yFormat: (value) => (Number.isInteger(value) ? whole(value) : ""),
+        yFormat: whole,
+        yLeast: 1,
         orders: [group.order],
         height: 150,
         names: false,
