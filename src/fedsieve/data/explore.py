@@ -71,9 +71,9 @@ def mean_colours(samples: Samples) -> np.ndarray:
 def colour_outliers(colours: np.ndarray, labels: np.ndarray, classes: int) -> Outliers:
     """Images whose mean colour x is far from their class's: (x - mean)' covariance⁺ (x - mean) > chi² at 97.5%.
 
-    The chi-squared distribution has as many degrees of freedom as the covariance has rank: 3 for colours, fewer where it
-    is singular (⁺ is the pseudo-inverse), as with grey images in three channels or a class of few images, and none for a
-    class whose images are all alike.
+    The chi-squared distribution has as many degrees of freedom as the covariance has rank: 3 for colours, fewer where
+    it is singular (⁺ is the pseudo-inverse), as with grey images in three channels or a class of few images, and none
+    for a class whose images are all alike.
     """
     from scipy.special import chdtri  # the point that chi-squared exceeds with some probability; lighter than stats
 
