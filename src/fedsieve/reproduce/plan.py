@@ -290,13 +290,11 @@ def write_tables(plan: Plan, outcomes: Sequence[Outcome]) -> None:
     """DIR/table.json with everything, DIR/table.csv with one line for each row."""
     data = as_data(plan, outcomes)
     text = io.StringIO()
-    what = {
+    what = {  # on every line, which may be cut out
         "scale": plan.scale.name,
         "data": plan.rows[0].experiment.data.name,
         "backbone": backbone_name(plan.rows[0].experiment.model.backbone),
-        "comparable": str(
-            plan.is_comparable
-        ).lower(),  # with what is reported: every line says it, for it may be cut out
+        "comparable": str(plan.is_comparable).lower(),
     }
     columns = [*(key for key in data["rows"][0] if key not in ("model_sha256", "failed")), *what]
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")

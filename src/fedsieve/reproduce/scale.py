@@ -10,8 +10,8 @@
 | clients, and candidates for selection | a fifth | a fifth | as reported |
 
 With K classes instead of 100, a client holds max(1, round(classes x K / 100)) of them, at any scale. There are as many
-clients as it takes to hold all classes, where classes are dealt evenly. All else stays as
-it is reported: learning rates, batch sizes, local epochs and steps, sparsity, the share of clients in a round.
+clients as it takes to hold all classes, where classes are dealt evenly. All else stays as it is reported: learning
+rates, batch sizes, local epochs and steps, sparsity, the share of clients in a round.
 """
 
 import math
