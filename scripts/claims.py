@@ -90,15 +90,24 @@ def results(sweep: str) -> dict[str, Any] | None:
 def find(*specs: dict[str, Any]) -> Cell | None:
     """The arm that all of these describe, each {sweep: …, where: {key: value}, measure: …}.
 
-    The first that names a sweep decides which. Keys that the sweep does not vary may have any value.
+    The first that names a sweep, or several, decides which. Keys that a sweep leaves as they are may have any value.
     """
-    sweep = next(spec["sweep"] for spec in specs if "sweep" in spec)
     where = {key: value for spec in specs for key, value in spec.get("where", {}).items()}
-    arms = (results(sweep) or {"arms": []})["arms"]
-    fitting = [arm for arm in arms if all(arm["values"].get(key, value) == value for key, value in where.items())]
-    assert len(fitting) <= 1, f"{sweep}: {len(fitting)} arms fit {where}"
+    fitting = [
+        arm
+        for sweep in sweeps_of(next(spec for spec in specs if "sweep" in spec))
+        if (found := results(sweep)) is not None
+        for arm in found["arms"]
+        if all({**found["set"], **arm["values"]}.get(key, value) == value for key, value in where.items())
+    ]
+    assert len(fitting) <= 1, f"{specs}: {len(fitting)} arms fit {where}"
     measure = next((spec["measure"] for spec in specs if "measure" in spec), "test_accuracy")
     return Cell(fitting[0], measure) if fitting and fitting[0]["seeds"] else None
+
+
+def sweeps_of(spec: dict[str, Any]) -> list[str]:
+    named = spec.get("sweep", [])
+    return [named] if isinstance(named, str) else named
 
 
 @dataclass(frozen=True)
@@ -118,8 +127,8 @@ class Study:
 
     @property
     def sweeps(self) -> list[str]:
-        named = [spec["sweep"] for spec in (*self.rows.values(), *self.columns.values()) if "sweep" in spec]
-        return list(dict.fromkeys(named))
+        specs = (*self.rows.values(), *self.columns.values())
+        return list(dict.fromkeys(sweep for spec in specs for sweep in sweeps_of(spec)))
 
 
 # ------------------------------------------------------------------------------------------------ tables
