@@ -52,6 +52,23 @@ def test_sweeps_and_results_belong_together() -> None:
             assert tried <= {value for values in asked.get("search", {}).values() for value in values}, path.name
 
 
+def test_a_row_may_come_from_two_sweeps(claims: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sweep sets for all its arms counts as much as what tells them apart."""
+    (tmp_path / "results").mkdir()
+    for name, fixed, varied, accuracy in (
+        ("splits", {"rule": "least"}, {"split": "iid"}, 0.25),
+        ("rules", {"split": "one class"}, {"rule": "least"}, 0.5),
+    ):
+        arm = {"values": varied, "chosen": None, "seeds": {"42": {"test_accuracy": accuracy}}}
+        (tmp_path / "results" / f"{name}.json").write_text(json.dumps({"set": fixed, "arms": [arm]}))
+    monkeypatch.setattr(claims, "DOCS", tmp_path)
+
+    row = {"sweep": ["splits", "rules"], "where": {"rule": "least"}}
+    assert claims.find(row, {"where": {"split": "iid"}}).accuracies == {42: 0.25}
+    assert claims.find(row, {"where": {"split": "one class"}}).accuracies == {42: 0.5}
+    assert claims.find({**row, "where": {"rule": "most"}}, {"where": {"split": "one class"}}) is None
+
+
 def test_figures_agree_with_scipy(claims: ModuleType) -> None:
     """Means, intervals and paired tests of whatever is measured, computed another way."""
     arms = [arm for path in (DOCS / "results").glob("*.json") for arm in json.loads(path.read_text())["arms"]]
