@@ -76,8 +76,10 @@ class Cell:
         rounds = len(next(iter(self.arm["seeds"].values()))["drift"])
         return self.mean_of("phase_bytes_up") / rounds / 10
 
-    def mean_of(self, key: str) -> float:
-        return sum(run[key] for run in self.arm["seeds"].values()) / len(self.arm["seeds"])
+    def mean_of(self, key: str, seeds: set[str] | None = None) -> float:
+        """Over all its seeds, or over these."""
+        values = [run[key] for seed, run in self.arm["seeds"].items() if seeds is None or seed in seeds]
+        return sum(values) / len(values)
 
 
 @cache
@@ -239,6 +241,12 @@ def kept(active: float, weights: int) -> float:
     return weights * (4.0 if active == 1 else 8 * active if 3 * active <= 2 else 4 + 4 * (1 - active))
 
 
+def best_of(cells: dict[str, Cell]) -> str:
+    """By validation accuracy over the seeds that all have: others are measured on other images."""
+    common = set.intersection(*(set(cell.arm["seeds"]) for cell in cells.values()))
+    return max(cells, key=lambda label: cells[label].mean_of("val_accuracy", common))
+
+
 def guidelines(spec: dict[str, Any]) -> list[str]:
     """For each kind of data and each limit on bytes: the best by validation accuracy, and who may be as good."""
     rows = []
@@ -249,7 +257,7 @@ def guidelines(spec: dict[str, Any]) -> list[str]:
             within = {label: cell for label, cell in cells.items() if cell is not None and cell.sent <= budget}
             if not within:
                 continue
-            best = max(within, key=lambda label: within[label].mean_of("val_accuracy"))
+            best = best_of(within)
             if best == last:
                 continue  # more bytes bring nothing
             last, cell = best, within[best]

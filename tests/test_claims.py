@@ -69,6 +69,14 @@ def test_a_row_may_come_from_two_sweeps(claims: ModuleType, tmp_path: Path, monk
     assert claims.find({**row, "where": {"rule": "most"}}, {"where": {"split": "one class"}}) is None
 
 
+def test_the_best_is_told_from_seeds_that_all_have(claims: ModuleType) -> None:
+    def cell(**accuracies: float) -> object:
+        return claims.Cell({"seeds": {seed[1:]: {"val_accuracy": value} for seed, value in accuracies.items()}})
+
+    cells = {"three seeds": cell(s1=0.5, s2=0.5, s3=0.5), "four seeds": cell(s1=0.4, s2=0.4, s3=0.4, s4=0.9)}
+    assert claims.best_of(cells) == "three seeds"
+
+
 def test_figures_agree_with_scipy(claims: ModuleType) -> None:
     """Means, intervals and paired tests of whatever is measured, computed another way."""
     arms = [arm for path in (DOCS / "results").glob("*.json") for arm in json.loads(path.read_text())["arms"]]
