@@ -11,6 +11,7 @@ here. To measure anew:
 
 import argparse
 import json
+import re
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -233,7 +234,12 @@ def section(claim: dict[str, Any], docs: Path) -> list[str]:
         lines += [*accuracy_table(study), "", *difference_table(study), ""]
         if picture(study, docs / "claims" / f"{claim['name']}.png"):
             lines += [f"![{claim['title']}](claims/{claim['name']}.png)", ""]
-    return [*lines, f"**Verdict: {claim['verdict'].strip()}** {claim.get('why', '').strip()}".rstrip(), ""]
+    return [*lines, f"**Verdict: {claim['verdict'].strip()}**", claim["why"].strip(), ""]
+
+
+def anchor(title: str) -> str:
+    """What a heading is linked by: small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
 
 
 def kept(active: float, weights: int) -> float:
@@ -278,10 +284,18 @@ def guidelines(spec: dict[str, Any]) -> list[str]:
 def build(docs: Path) -> str:
     """The page, with its pictures drawn into `docs`/claims."""
     spec = yaml.safe_load((DOCS / "claims" / "claims.yaml").read_text())
-    lines = ["# What holds, and what does not", "", spec["introduction"].strip(), ""]
-    for claim in spec["claims"]:
-        if "verdict" in claim:  # none is given before all its runs are done
-            lines += section(claim, docs)
+    decided = [claim for claim in spec["claims"] if "verdict" in claim]  # none is given before all its runs are done
+    summary = [[f"[{claim['title']}](#{anchor(claim['title'])})", claim["verdict"].strip()] for claim in decided]
+    lines = [
+        "# What holds, and what does not",
+        "",
+        spec["introduction"].strip(),
+        "",
+        *table(["", "verdict"], summary),
+        "",
+    ]
+    for claim in decided:
+        lines += section(claim, docs)
     advice = spec["guidelines"]
     if "conclusion" in advice:
         lines += ["## Guidelines", "", advice["introduction"].strip(), "", *guidelines(advice), ""]

@@ -31,6 +31,8 @@ def test_the_page_is_built_from_the_results_that_stand_beside_it(claims: ModuleT
     assert page == (DOCS / "claims.md").read_text(), "run `make claims`"
     for name in re.findall(r"\]\((claims/[\w.-]+)\)", page):
         assert (DOCS / name).exists(), name
+    headings = [claims.anchor(title) for title in re.findall(r"^## (.+)$", page, re.MULTILINE)]
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(headings)
 
 
 def test_results_name_no_machine() -> None:
