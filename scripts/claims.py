@@ -12,6 +12,7 @@ here. To measure anew:
 import argparse
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -60,10 +61,10 @@ class Cell:
         return {int(seed): run[self.measure] for seed, run in self.arm["seeds"].items()}
 
     @property
-    def before(self) -> float | None:
-        """The mean accuracy at the last phase's start; None where there was no phase before."""
-        values = [run["test_accuracy_before"] for run in self.arm["seeds"].values()]
-        return None if None in values else sum(values) / len(values)
+    def before(self) -> dict[int, float] | None:
+        """The accuracies at the last phase's start; None without a phase before it, or if they are the measure."""
+        values = {int(seed): run["test_accuracy_before"] for seed, run in self.arm["seeds"].items()}
+        return None if None in values.values() or self.measure == "test_accuracy_before" else values
 
     @property
     def chosen(self) -> str:
@@ -124,6 +125,9 @@ class Study:
     def cell(self, row: str, column: str) -> Cell | None:
         return find(self.rows[row], self.columns[column])
 
+    def row(self, row: str) -> list[Cell | None]:
+        return [self.cell(row, column) for column in self.columns]
+
     def cells(self, column: str) -> dict[str, Cell]:
         found = {row: self.cell(row, column) for row in self.rows}
         return {row: cell for row, cell in found.items() if cell is not None}
@@ -166,17 +170,38 @@ def accuracy_table(study: Study) -> list[str]:
 
 
 def difference_table(study: Study) -> list[str]:
-    """Each row less the baseline over the same seeds, with p values corrected for the number of rows (Holm)."""
-    texts: dict[str, list[str]] = {row: [row] for row in study.rows if row != study.baseline}
+    """Each row less the baseline over the same seeds."""
+    rows = [row for row in study.rows if row != study.baseline]
+    title = f"points more than *{study.baseline}*, paired"
+    return compared(study, title, rows, lambda _, cells: cells[study.baseline].accuracies)
+
+
+def gain_table(study: Study) -> list[str]:
+    """Each row less what it began with, the same seeds' accuracies before the last phase; no lines if none had one."""
+    rows = [row for row in study.rows if any(cell and cell.before for cell in study.row(row))]
+    return compared(study, "points more than before the phase, paired", rows, lambda cell, _: cell.before)
+
+
+def compared(
+    study: Study,
+    title: str,
+    rows: list[str],
+    reference: Callable[[Cell, dict[str, Cell]], dict[int, float] | None],  # from a cell and those of its column
+) -> list[str]:
+    """Mean differences with intervals; p values are corrected for the number of rows in a column (Holm)."""
+    if not rows:
+        return []
+    texts: dict[str, list[str]] = {row: [row] for row in rows}
     for column in study.columns:
-        cells = study.cells(column)
-        base = cells.get(study.baseline)
-        tests = {row: paired(cells[row].accuracies, base.accuracies) for row in texts if base and row in cells}
-        corrected = dict(zip(tests, holm([test.p if test else None for test in tests.values()]), strict=True))
-        for row, line in texts.items():
-            test = tests.get(row)
-            line.append("–" if test is None else f"{with_margin(test.difference, True)} (p {chance(corrected[row])})")
-    return table([f"points more than *{study.baseline}*, paired", *study.columns], list(texts.values()))
+        cells, tests = study.cells(column), {}
+        for row in rows:
+            other = reference(cells[row], cells) if row in cells else None
+            tests[row] = paired(cells[row].accuracies, other) if other else None
+        corrected = dict(zip(rows, holm([test.p if test else None for test in tests.values()]), strict=True))
+        for row, test in tests.items():
+            told = "–" if test is None else f"{with_margin(test.difference, True)} (p {chance(corrected[row])})"
+            texts[row].append(told)
+    return [*table([title, *study.columns], list(texts.values())), ""]
 
 
 def bench_table(names: list[str]) -> list[str]:
@@ -208,8 +233,8 @@ def picture(study: Study, path: Path) -> bool:
             axis.plot(values, [place] * len(values), ".", color=colour, alpha=0.35)
             axis.errorbar(about.mean, place, xerr=about.margin, fmt="o", color=colour, capsize=3)
             if cell.before is not None:
-                span = ((place - 0.4, place + 0.4), (100 * cell.before,) * 2)
-                axis.plot(span[1], span[0], color="#999999", linestyle=":", linewidth=1.2, zorder=0)
+                began = 100 * sum(cell.before.values()) / len(cell.before)
+                axis.vlines(began, place - 0.4, place + 0.4, "#999999", ":", linewidth=1.2, zorder=0)
         axis.set_title(column, loc="left", fontsize="medium")
         axis.set_yticks(range(len(study.rows)), list(study.rows) if axis is axes[0] else [""] * len(study.rows))
         axis.set_ylim(len(study.rows) - 0.5, -0.5)
@@ -231,7 +256,7 @@ def section(claim: dict[str, Any], docs: Path) -> list[str]:
         study = Study(claim["rows"], claim["columns"], claim["baseline"])
         files = ", ".join(f"[{sweep}](claims/{sweep}.yaml)" for sweep in study.sweeps)
         lines += [f"**Run.** {files}. {claim.get('run', '').strip()}".rstrip(), ""]
-        lines += [*accuracy_table(study), "", *difference_table(study), ""]
+        lines += [*accuracy_table(study), "", *difference_table(study), *gain_table(study)]
         if picture(study, docs / "claims" / f"{claim['name']}.png"):
             lines += [f"![{claim['title']}](claims/{claim['name']}.png)", ""]
     return [*lines, f"**Verdict: {claim['verdict'].strip()}**", claim["why"].strip(), ""]

@@ -103,6 +103,31 @@ def test_figures_agree_with_scipy(claims: ModuleType) -> None:
     assert found.p == pytest.approx(expected.pvalue)
 
 
+def test_what_a_phase_brings_is_told_from_where_it_began(claims: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended, others = [0.30, 0.31, 0.28], [0.36, 0.35, 0.33], [0.37, 0.35, 0.36]
+    arms = [
+        {
+            "values": {"rule": rule},
+            "chosen": None,
+            "seeds": {
+                str(seed): {"test_accuracy": end, "test_accuracy_before": start}
+                for seed, (start, end) in enumerate(zip(began, ends, strict=True))
+            },
+        }
+        for rule, ends in (("least", ended), ("random", others))
+    ]
+    monkeypatch.setattr(claims, "results", lambda _: {"set": {}, "arms": arms})
+    rows = {rule: {"sweep": "some", "where": {"rule": rule}} for rule in ("least", "random")}
+    study = claims.Study(rows, {"all": {}}, "random")
+
+    p_values = [scipy.stats.ttest_rel(ends, began).pvalue for ends in (ended, others)]
+    corrected = [min(1, 2 * min(p_values)), max(2 * min(p_values), max(p_values))]
+    least = corrected[0] if p_values[0] < p_values[1] else corrected[1]
+    line = next(line for line in claims.gain_table(study) if line.startswith("| least"))
+    assert line.startswith("| least | +5.0 ± ") and line.endswith(f"(p {least:.3f}) |")
+    assert f"(p {scipy.stats.ttest_rel(ended, others).pvalue:.2f}) |" in claims.difference_table(study)[2]
+
+
 def test_what_an_optimizer_keeps_is_what_it_keeps(claims: ModuleType) -> None:
     """The memory in the guidelines, against the state of a real SparseSGDM after a step."""
     import torch
