@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import load_experiment
-from fedsieve.sweep.file import Sweep, combinations, expanded, load_sweep, sweep_names
+from fedsieve.sweep.file import Range, Sweep, combinations, expanded, load_sweep, sweep_names
 
 
 def written(tmp_path: Path, **sweep: object) -> str:
@@ -76,6 +76,14 @@ def test_a_climb_waits_for_what_is_under_way() -> None:
     assert sweep.points_to_try([({"clients.count": 4}, 0.5)]) == [{"clients.count": 2}, {"clients.count": 8}]
     known = [({"clients.count": 4}, 0.5), ({"clients.count": 2}, 0.4), ({"clients.count": 8}, 0.6)]
     assert sweep.points_to_try(known) == [{"clients.count": 16}]
+
+
+def test_what_was_chosen_at_the_end_of_a_list_is_told() -> None:
+    lists = {"lr": [0.3, 0.1, 1.0], "decay": [0, 1], "kind": [False, True], "only": [7], "steps": Range(low=1, high=9)}
+    sweep = Sweep(experiment="digits-iid", search=lists, trials=5)
+    point = {"lr": 0.3, "decay": 1, "kind": True, "only": 7, "steps": 1}
+    assert sweep.beyond(point) == ["decay 1 was best and is the highest of its list; a higher one may be better"]
+    assert [told[:6] for told in sweep.beyond({**point, "lr": 0.1, "decay": 0})] == ["lr 0.1", "decay "]
 
 
 @pytest.mark.parametrize("name", sweep_names())

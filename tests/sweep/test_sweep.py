@@ -293,6 +293,7 @@ def test_the_command_says_what_it_does(sweep_file: Path, tmp_path: Path, fedsiev
     assert code == 0 and "12" in printed and not out.exists()
     code, printed, _ = fedsieve("sweep", str(sweep_file), "--out", str(out), "--seeds", "2")
     assert code == 0 and "equal" in printed and "2 of 2" in printed
+    assert printed.count("may be better") == 4  # of two values each is at an end
     code, _, told = fedsieve("sweep", str(sweep_file), "clients.cuont=3", "--out", str(tmp_path / "wrong"))
     assert code == 2 and "did you mean 'count'" in told and not (tmp_path / "wrong").exists()
 

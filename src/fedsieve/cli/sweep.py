@@ -42,6 +42,9 @@ def sweep(
     results = run_sweep(settings, folder, lambda title: ProgressBar(terminal, title))
     terminal.print(sweep_table(results))
     terminal.print(f"written to {folder}", soft_wrap=True)
+    for arm in results["arms"]:
+        for told in settings.beyond(arm["chosen"]) if arm["chosen"] else []:
+            terminal.print(f"{arm['name']}: {told}", soft_wrap=True)
     failed = [(arm["name"], one) for arm in results["arms"] for one in arm["trials"] if one["state"] == "fail"]
     if failed:
         name, trial = failed[0]

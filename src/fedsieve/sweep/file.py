@@ -152,6 +152,18 @@ class Sweep(Settings):
             wanted = self.neighbours(max(known, key=lambda one: one[1] or 0.0)[0])
         return [point for point in wanted if point not in there]
 
+    def beyond(self, point: Point) -> list[str]:
+        """What a person should know if a point was chosen that lies at an end of a list of numbers."""
+        told = []
+        for key, values in self.search.items():
+            if not isinstance(values, list) or len(values) < 2 or any(type(one) not in (int, float) for one in values):
+                continue
+            if min(values) < point[key] < max(values):
+                continue
+            end, further = ("lowest", "lower") if point[key] == min(values) else ("highest", "higher")
+            told.append(f"{key} {point[key]} was best and is the {end} of its list; a {further} one may be better")
+        return told
+
     def experiment_at(self, *points: Point) -> Experiment:
         """The experiment with what is set for all, and at these points; a report expected something else of it."""
         changes = {key: value for point in (self.set, *points) for key, value in expanded(point).items()}
