@@ -11,6 +11,7 @@ here. To measure anew:
 
 import argparse
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,12 +72,6 @@ class Cell:
         """What the search chose for what is measured; nothing for what came before it."""
         chosen = self.arm["chosen"] if self.measure == "test_accuracy" else None
         return ", ".join(str(value) for value in (chosen or {}).values())
-
-    @property
-    def sent(self) -> float:
-        """Bytes that a client sends up in a round of the last phase, of ten in a round."""
-        rounds = len(next(iter(self.arm["seeds"].values()))["drift"])
-        return self.mean_of("phase_bytes_up") / rounds / 10
 
     def mean_of(self, key: str, seeds: set[str] | None = None) -> float:
         """Over all its seeds, or over these."""
@@ -279,31 +274,36 @@ def best_of(cells: dict[str, Cell]) -> str:
 
 
 def guidelines(spec: dict[str, Any]) -> list[str]:
-    """For each kind of data and each limit on bytes: the best by validation accuracy, and who may be as good."""
+    """For each kind of data and each budget: the best by validation accuracy, and what may be as good.
+
+    A budget that is narrower than the one before it, but for which the same is best, is left out. With all of the
+    backbone frozen there is no phase, so nothing is sent in it.
+    """
     rows = []
     for column, where in spec["columns"].items():
-        cells = {label: find(candidate, where) for label, candidate in spec["candidates"].items()}
+        found = {label: find(candidate, where) for label, candidate in spec["candidates"].items()}
+        cells = {label: cell for label, cell in found.items() if cell is not None}
+        active = {label: 1 - spec["candidates"][label]["frozen"] for label in cells}
+        sends = {label: cell.mean_of("phase_bytes_up") if active[label] else 0 for label, cell in cells.items()}
+        keeps = {label: kept(active[label], spec["weights"]) for label in cells}
         last = None
         for budget in spec["budgets"]:
-            within = {label: cell for label, cell in cells.items() if cell is not None and cell.sent <= budget}
-            if not within:
+            sent, memory = budget.get("sent", math.inf), budget.get("kept", math.inf)
+            within = {label: cell for label, cell in cells.items() if sends[label] <= sent and keeps[label] <= memory}
+            if not within or (best := best_of(within)) == last:
                 continue
-            best = best_of(within)
-            if best == last:
-                continue  # more bytes bring nothing
-            last, cell = best, within[best]
+            last, cell, candidate = best, within[best], spec["candidates"][best]
             tests = {label: paired(other.accuracies, cell.accuracies) for label, other in within.items()}
-            alike = [
-                label
-                for label, test in tests.items()
-                if label != best and test is not None and test.p is not None and test.p > DOUBT
-            ]
-            memory = size(kept(spec["candidates"][best]["active"], spec["weights"]))
+            alike = [label for label, test in tests.items() if label != best and test and (test.p or 0) > DOUBT]
+            limit = f"{size(sent)}, {size(memory)}" if budget else "none"
+            takes = [candidate["rule"], f"{candidate['frozen']:.0%}", candidate["calibration"], candidate["steps"]]
+            gain = paired(cell.accuracies, cell.before or {})
+            brings = with_margin(gain.difference, sign=True) if gain else "–"
             accuracy = with_margin(interval(list(cell.accuracies.values())))
-            limit = "any" if budget == spec["budgets"][-1] else f"at most {size(budget)}"
-            rows.append([column, limit, best, accuracy, size(cell.sent), memory, ", ".join(alike) or "–"])
-    head = ["data", "a client may send in a round", "take", "test accuracy, %", "sends", "optimizer keeps"]
-    return table([*head, "not told apart from it"], rows)
+            costs = [size(sends[best]), size(keeps[best])]
+            rows.append([column, limit, *map(str, takes), accuracy, brings, *costs, "; ".join(alike) or "–"])
+    head = ["data", "limits", "rule", "frozen", "calibration rounds", "J", "test accuracy, %", "more than before"]
+    return table([*head, "sent up", "optimizer keeps", "not told apart from it"], rows)
 
 
 def build(docs: Path) -> str:

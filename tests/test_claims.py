@@ -148,3 +148,49 @@ def test_what_an_optimizer_keeps_is_what_it_keeps(claims: ModuleType) -> None:
         size = sum(one.numel() * one.element_size() for one in (momentum, *positions))
         share = float(bits.float().mean())
         assert claims.kept(share, bits.numel()) == pytest.approx(size, rel=0.01)
+
+
+def test_guidelines_take_the_best_within_each_budget(claims: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def arm(sent: int, *accuracies: float) -> dict[str, object]:
+        runs = {
+            str(seed): {
+                "test_accuracy": value,
+                "val_accuracy": value,
+                "test_accuracy_before": 0.25 + seed / 1000,
+                "phase_bytes_up": sent,
+            }
+            for seed, value in enumerate(accuracies)
+        }
+        return {"arms": [{"values": {}, "chosen": None, "seeds": runs}], "set": {}}
+
+    results = {
+        "all": arm(1000, 0.43, 0.40, 0.42),
+        "half": arm(500, 0.40, 0.41, 0.42),
+        "tenth": arm(100, 0.30, 0.31, 0.32),
+        "none": arm(9, 0.25, 0.26, 0.27),
+    }
+    monkeypatch.setattr(claims, "results", results.__getitem__)
+    frozen = {"all": 0.0, "half": 0.5, "tenth": 0.9, "none": 1.0}
+    spec = {
+        "weights": 1000,
+        "columns": {"IID": {}},
+        "budgets": [
+            {},
+            {"sent": 800, "kept": 4000},
+            {"sent": 600, "kept": 4000},
+            {"sent": 600, "kept": 800},
+            {"sent": 5, "kept": 800},
+        ],
+        "candidates": {
+            name: {"sweep": name, "rule": name, "frozen": share, "calibration": 1, "steps": 4}
+            for name, share in frozen.items()
+        },
+    }
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in claims.guidelines(spec)[2:]]
+
+    assert [row[2] for row in rows] == ["all", "half", "tenth", "none"]  # 600 bytes bring no other advice than 800
+    assert [row[1] for row in rows] == ["none", "800 B, 4.0 kB", "600 B, 800 B", "5 B, 800 B"]
+    assert [row[8] for row in rows] == ["1.0 kB", "500 B", "100 B", "0 B"]  # without a phase nothing is sent
+    assert [row[9] for row in rows] == ["4.0 kB", "4.0 kB", "800 B", "0 B"]
+    assert rows[0][10] == "half" and rows[1][10] == "–"  # half may be as good as all; a tenth is worse beyond doubt
+    assert rows[2][7].startswith("+5.9 ± ")  # 0.310 after 0.251
