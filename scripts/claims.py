@@ -212,13 +212,18 @@ def bench_table(names: list[str]) -> list[str]:
 # ---------------------------------------------------------------------------------------------- pictures
 
 
-def picture(study: Study, path: Path) -> bool:
-    """A panel for each column: means and intervals, the single runs behind them, and the head alone as a line."""
+def picture(study: Study, path: Path, one_scale: bool) -> bool:
+    """A panel for each column: means and intervals, the single runs behind them, and the head alone as a line.
+
+    Panels have a scale each, on which small differences between rows show, or one for all.
+    """
     columns = [column for column in study.columns if study.cells(column)]
     if not columns:
         return False
     shape = (3.1 * len(columns) + 1.4, 1.3 + 0.36 * len(study.rows))
-    figure, (axes,) = plt.subplots(1, len(columns), figsize=shape, layout="constrained", squeeze=False)
+    figure, (axes,) = plt.subplots(
+        1, len(columns), figsize=shape, layout="constrained", squeeze=False, sharex=one_scale
+    )
     for axis, column in zip(axes, columns, strict=True):
         for place, (row, colour) in enumerate(zip(study.rows, COLOURS * len(study.rows), strict=False)):
             if (cell := study.cell(row, column)) is None:
@@ -252,7 +257,7 @@ def section(claim: dict[str, Any], docs: Path) -> list[str]:
         files = ", ".join(f"[{sweep}](claims/{sweep}.yaml)" for sweep in study.sweeps)
         lines += [f"**Run.** {files}. {claim.get('run', '').strip()}".rstrip(), ""]
         lines += [*accuracy_table(study), "", *difference_table(study), *gain_table(study)]
-        if picture(study, docs / "claims" / f"{claim['name']}.png"):
+        if picture(study, docs / "claims" / f"{claim['name']}.png", claim.get("one_scale", False)):
             lines += [f"![{claim['title']}](claims/{claim['name']}.png)", ""]
     return [*lines, f"**Verdict: {claim['verdict'].strip()}**", claim["why"].strip(), ""]
 
