@@ -60,7 +60,9 @@ def plain_masked_torch(settings: Experiment, mask: Mask) -> dict[str, Tensor]:
     samples = bench.training[bench.split.clients[0]]
     inputs, labels = bench.transform.evaluation(bench.data.train.images[samples]), bench.data.train.labels[samples]
     local = phase.local
-    trained = {name: one for name, one in model.named_parameters() if name in mask.shapes}
+    dense = "head." if phase.mask.dense else "nothing"
+    trained = {name: one for name, one in model.named_parameters() if name in mask.shapes or name.startswith(dense)}
+    masks = {name: mask[name] if name in mask.shapes else torch.ones_like(one) > 0 for name, one in trained.items()}
     frozen = {name: one.detach().clone() for name, one in trained.items()}
     optimizer = torch.optim.SGD(
         trained.values(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, nesterov=local.nesterov
@@ -75,15 +77,15 @@ def plain_masked_torch(settings: Experiment, mask: Mask) -> dict[str, Tensor]:
             model.zero_grad()
             nn.functional.cross_entropy(model(inputs[batch]), labels[batch]).backward()
             for name, one in trained.items():
-                one.grad.mul_(mask[name])
-                if phase.mask.rescale:
+                one.grad.mul_(masks[name])
+                if phase.mask.rescale and name in mask.shapes:
                     one.grad.div_(mask.density)
             if local.clip_norm is not None:
                 nn.utils.clip_grad_norm_(trained.values(), local.clip_norm)
             optimizer.step()
             with torch.no_grad():
                 for name, one in trained.items():
-                    one.copy_(torch.where(mask[name], one, frozen[name]))
+                    one.copy_(torch.where(masks[name], one, frozen[name]))
     return {name: tensor.detach() for name, tensor in model.named_parameters()}
 
 
@@ -99,6 +101,9 @@ def plain_masked_torch(settings: Experiment, mask: Mask) -> dict[str, Tensor]:
         ("all", "sparsity: 0.3, rule: largest_magnitude, only: [attention, head]"),
         ("backbone", "sparsity: 0.3, rule: smallest_magnitude, scope: server, only: [norm, tokens, scale, patch]"),
         ("head", "sparsity: 0.8, scope: server, fisher: {kind: batch, samples: 16}"),
+        ("all", "sparsity: 0.9, calibration_rounds: 2, dense: [head]"),
+        ("all", "sparsity: 0.9, rule: random, rescale: true, only: [norm, mlp], dense: [head]"),
+        ("{blocks: [1, 2], head: true}", "sparsity: 0.8, unit: row, scope: server, dense: [head]"),
     ],
 )
 def test_one_client_is_a_plain_masked_torch_loop(
@@ -115,7 +120,8 @@ def test_one_client_is_a_plain_masked_torch_loop(
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-5)
         changed = tensor.view(torch.int32) != before[name].view(torch.int32)  # negative zeros, too
-        assert not (changed & ~drawn[name]).any() if name in drawn.shapes else not changed.any()  # to the last bit
+        frozen = ~drawn[name] if name in drawn.shapes else torch.tensor("dense" not in mask or "head" not in name)
+        assert not (changed & frozen).any()  # to the last bit
         moved = max(moved, float((tensor - before[name]).abs().max()))
     assert moved > 1e-3
 
@@ -286,6 +292,69 @@ def test_combining_only_the_active(experiment: Maker, start: Path, tmp_path: Pat
         after, before = named(tmp_path / combine), named(start)
         moved[combine] = sum(float((after[name] - before[name]).square().sum()) for name in after)
     assert moved["active"] > 1.2 * moved["all"]
+
+
+DENSE = "sparsity: 0.9, dense: [head]"
+BEYOND_THE_BACKBONE = [
+    ("", DENSE),
+    ("clients.combine=active", DENSE),
+    ("clients.combine={fisher_mixing: {fisher: {samples: 20}}}", DENSE),
+    ("clients.secure=zero_sum", f"{DENSE}, scope: federated"),
+    ("wire.values=int8", f"{DENSE}, scope: server, refresh: round"),
+    ("wire.values=float16", f"{DENSE}, rule: random, refresh: epoch, momentum: carry"),
+    ("clients.select=by_size", f"{DENSE}, rule: random, refresh: round, momentum: leak"),
+]
+
+
+@pytest.mark.parametrize(("override", "mask"), BEYOND_THE_BACKBONE)
+def test_a_dense_head_is_outside_the_mask(
+    experiment: Maker, start: Path, tmp_path: Path, override: str, mask: str
+) -> None:
+    """Every client trains and sends all of it; the mask, its density, its file and its layers are the backbone's."""
+    changes = [override] if override else []
+    settings = experiment(*changes, "analyze.level=blocks", f"model.init={start}", edit("all", mask, rounds=3))
+    run(settings, tmp_path / "run")
+    before, after = named(start), named(tmp_path / "run")
+    assert (before["head.weight"] != after["head.weight"]).all()
+    lines, masks = read_metrics(tmp_path / "run"), list((tmp_path / "run/masks").rglob("[cs]*d*.safetensors"))
+    more = "leak" in mask or "epoch" in mask or "fisher_mixing" in override  # then clients send more than one mask
+    for line in lines:
+        assert line["density"] == pytest.approx(0.1, abs=1e-3) or more
+        assert line["bytes_up"] > 3 * before["head.weight"].numel()  # whole, at 1 byte a value or more, of 3 clients
+    assert lines[0]["layers"]["rest"]["head"] is None
+    for file in masks:
+        assert not any(name.startswith("head.") for name in Mask.load(file).shapes)
+        assert Mask.load(file).density == pytest.approx(0.1, abs=1e-3)
+
+
+def test_all_clients_count_for_a_dense_head(experiment: Maker, start: Path, tmp_path: Path) -> None:
+    """After a round, `combine: all` and `active` agree on it, for nobody froze any of it."""
+    for combine in ("all", "active"):
+        changes = f"model.init={start}", f"clients.combine={combine}", edit("all", DENSE, rounds=1)
+        run(experiment(*changes), tmp_path / combine)
+    one, other = named(tmp_path / "all"), named(tmp_path / "active")
+    assert torch.equal(one["head.weight"], other["head.weight"])
+    assert not torch.equal(one["backbone.blocks.0.mlp.fc1.weight"], other["backbone.blocks.0.mlp.fc1.weight"])
+
+
+def test_carried_momentum_of_a_dense_head(experiment: Maker, start: Path, tmp_path: Path) -> None:
+    """Masks are redrawn each round; with `carry` the head's momentum lasts, and takes it further."""
+    moved = {}
+    for momentum in ("carry", "reset"):
+        mask = f"sparsity: 0.9, rule: random, refresh: round, momentum: {momentum}, dense: [head]"
+        phase = edit("all", mask, local="schedule: constant")
+        run(experiment("clients.count=1", f"model.init={start}", phase), tmp_path / momentum)
+        moved[momentum] = (named(tmp_path / momentum)["head.weight"] - named(start)["head.weight"]).norm()
+    assert moved["carry"] > 1.1 * moved["reset"]
+
+
+def test_a_fresh_head_learns_beside_the_least_sensitive_weights(experiment: Maker, tmp_path: Path) -> None:
+    """Under one mask with the backbone a fresh head is most sensitive, hence frozen, and the loss stays at chance."""
+    losses = {}
+    for name, mask in (("literal", "sparsity: 0.9"), ("dense", "sparsity: 0.9, dense: [head]")):
+        run(experiment(edit("all", mask, rounds=6).replace("lr: 0.02", "lr: 0.1")), tmp_path / name)
+        losses[name] = read_metrics(tmp_path / name)[-1]["val_loss"]
+    assert losses["dense"] < 0.7 * losses["literal"]
 
 
 def test_a_mask_from_a_file(experiment: Maker, start: Path, tmp_path: Path) -> None:

@@ -333,6 +333,7 @@ class MaskSettings(Settings):
     unit: Literal["weight", "row", "tensor"] = "weight"
     across: Literal["model", "tensor"] = "model"
     only: Annotated[tuple[LayerKind, ...], FromList] | None = Field(None, min_length=1)
+    dense: Annotated[tuple[LayerKind, ...], FromList] = ()  # trained whole, outside the mask
     keep_alive: int = Field(1, ge=0)
     rescale: bool = False
     momentum: Literal["reset", "carry", "leak"] = "reset"
@@ -350,6 +351,8 @@ class MaskSettings(Settings):
             raise ValueError("give sparsity (the fraction frozen, such as 0.9) or a mask's file, exactly one of them")
         if self.file is not None and self.refresh != "once":
             raise ValueError(f"refresh: {self.refresh} draws new masks, and a file holds only one; use refresh: once")
+        if both := [kind for kind in self.dense if kind in (self.only or ())]:
+            raise ValueError(f"only and dense both name {both[0]}: it is either under the mask or outside it")
         if self.draw == "bernoulli" and self.rule != "random":
             raise ValueError(f"draw: bernoulli goes with rule: random; {self.rule} has nothing to draw")
         if self.unit == "tensor" and self.across == "tensor":

@@ -66,11 +66,11 @@ def plan(experiment: Experiment, bench: Workbench) -> list[Phase]:
 def scope_of(settings: PhaseSettings, bench: Workbench) -> Scope:
     """The weights that a phase may change, and its mask's file checked against them."""
     mask = settings.mask
-    scope = bench.model.scope(settings.train, mask.only if mask else None)
+    scope = bench.model.scope(settings.train, mask.only, mask.dense) if mask else bench.model.scope(settings.train)
     if mask is not None and mask.file is not None:
         try:
             given = Mask.load(mask.file)
-            given.must_fit(shapes_of(scope.named.items()), mask.file)
+            given.must_fit(shapes_of(scope.sieved.items()), mask.file)
         except InputError as error:
             raise InputError(f"file: {error}") from None
         if not given.active:
@@ -150,7 +150,7 @@ def begin_masks(experiment: Experiment, phase: Phase, bench: Workbench, clients:
         exchange.versions.saw_all()  # even if that was before an interruption
     if mask is not None and not any(entry.is_buffer for entry in scope.entries):
         # What it freezes in all rounds need not be computed again (BatchNorm's statistics would move on).
-        bench.begin_phase([name for name, count in mask.counts().items() if count])
+        bench.begin_phase([*(name for name, count in mask.counts().items() if count), *scope.dense])
         depth = training_depth(experiment, phase, bench)
         clients.context = replace(clients.context, network=bench.network(depth))
         clients.data_of = lambda client: bench.client_data(client, depth)

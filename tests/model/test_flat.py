@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedsieve.config import BlocksScope, Train
+from fedsieve.errors import InputError
 from fedsieve.model.classifier import Classifier, initialize_head, make_head
 from fedsieve.model.flat import FlatModel
 from fedsieve.model.vit import ViT, ViTShape, initialize
@@ -167,6 +168,29 @@ def test_what_is_written_is_read_and_nothing_else_changes(train: Train, seed: in
     assert torch.equal(flat.vector[~inside], before[~inside]) and torch.equal(flat.vector[inside], values)
     scope.write(first)
     assert torch.equal(flat.vector, before)
+
+
+def test_a_mask_covers_the_first_part_and_dense_layers_come_behind_it() -> None:
+    model = FlatModel(transformer())
+    scope, whole = model.scope("all", dense=("norm", "head")), model.scope("all")
+    names = [entry.name for entry in scope.entries]
+    assert sorted(names) == sorted(entry.name for entry in whole.entries)
+    assert names == [*scope.sieved, *scope.dense]
+    assert scope.dense == [name for name in whole.named if "norm" in name or name.startswith("head.")]
+    expected = torch.cat([dict(model.module.named_parameters())[name].detach().flatten() for name in names])
+    assert torch.equal(scope.read(), expected)
+    assert scope.sieved_weights == sum(model.parameters[name].numel() for name in scope.sieved)
+    scope.write(torch.arange(scope.size, dtype=torch.float32))
+    assert torch.equal(scope.read(), torch.arange(scope.size, dtype=torch.float32))
+    chosen = model.scope("all", only=("mlp",), dense=("head",))
+    assert chosen.dense == ["head.weight", "head.bias"] and all("mlp" in name for name in chosen.sieved)
+    for train, only, dense, reason in (
+        ("backbone", None, ("head",), "not trained: head; `train` has tokens"),
+        ("head", None, ("head",), r"leaves nothing for the mask to cover; `train` has head"),
+        ("backbone", ("head",), ("norm",), "leaves nothing to train"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            model.scope(train, only, dense)
 
 
 def test_what_was_read_is_a_copy() -> None:

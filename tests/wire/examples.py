@@ -73,7 +73,8 @@ def example(weights: int, tail: int, positions: str, kind: str, compress: bool =
     count = weights + tail if bits is None else ones_of(bits) + tail
     values = some_values(count, kind, random)
     vector = Vector(values, bits, known=positions == "known", seed=SEED if positions == "seed" else None)
-    layout = Layout(layout_fingerprint([("all", (weights + tail,))]), {"delta": Extent(weights, weights + tail)})
+    extent = Extent(weights, weights + tail, rounded=weights + tail // 2)  # half of the tail may be rounded
+    layout = Layout(layout_fingerprint([("all", (weights + tail,))]), {"delta": extent})
     return Example(Message("update", {"round": 3.0, "samples": -0.5}, {"delta": vector}), layout, kind, compress)
 
 

@@ -26,8 +26,8 @@ class SlowMessage(NamedTuple):
     vectors: dict[str, SlowVector]
 
 
-def read(data: bytes, extents: dict[str, tuple[int, int]], known: dict[str, bytes], redraw: Any) -> SlowMessage:
-    """`extents` are the weights and the size of each vector; `known` and what `redraw` gives are packed masks."""
+def read(data: bytes, extents: dict[str, tuple[int, int, int]], known: dict[str, bytes], redraw: Any) -> SlowMessage:
+    """`extents` are the weights, the size and the rounded entries of each vector; `known` and what `redraw` gives are packed masks."""
     magic, version, kind, zero, fingerprint, length, numbers, vectors = struct.unpack("<4sHBB16sQII", data[:40])
     assert (magic, version, zero, length) == (b"SIEV", 1, 0, len(data))
     assert struct.unpack("<Q", data[-8:])[0] == xxhash.xxh3_64(data[:-8]).intdigest()
@@ -49,10 +49,10 @@ def read(data: bytes, extents: dict[str, tuple[int, int]], known: dict[str, byte
         at = padded(data, at + head[5])
         values = data[at : at + head[6]]
         at = padded(data, at + head[6])
-        weights, size = extents[name]
+        weights, size, may_be_rounded = extents[name]
         bits = read_positions(head[0], positions, weights, known.get(name), redraw)
         count = 0 if head[1] == NONE else size if bits is None else sum(bits) + size - weights
-        read_out = read_values(head[1], head[2], values, count, size - weights)
+        read_out = read_values(head[1], head[2], values, count, size - may_be_rounded)
         found_vectors[name] = SlowVector(head[0], head[1], bits, read_out)
     assert at == len(data) - 8
     return SlowMessage(KINDS[kind], fingerprint, found_numbers, found_vectors)
@@ -119,9 +119,9 @@ def read_entropy(payload: bytes, size: int) -> Iterator[int]:
     assert state == 0 and not words
 
 
-def read_values(kind: int, compressed: int, payload: bytes, count: int, tail: int) -> list[float]:
+def read_values(kind: int, compressed: int, payload: bytes, count: int, exact: int) -> list[float]:
     rounded = kind in (FLOAT16, BFLOAT16, INT8)
-    before = 4 * tail if rounded else 0
+    before = 4 * exact if rounded else 0
     end = list(struct.unpack(f"<{before // 4}f", payload[:before]))
     rest, count = payload[before:], count - len(end)
     if compressed:

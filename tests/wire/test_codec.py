@@ -30,9 +30,9 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def rounded_as_sent(sent: Example, received: Tensor) -> bool:
-    """The tail is exact, float16 and bfloat16 are those of torch, and int8 is off by less than a block's scale."""
-    values, tail = sent.vector.values, sent.layout.vectors["delta"].tail
-    body = len(values) - tail
+    """The last entries are exact, float16 and bfloat16 are those of torch, and int8 is off by less than a block's scale."""
+    values = sent.vector.values
+    body = len(values) - sent.layout.vectors["delta"].exact
     if sent.type != "int8":
         expected = torch.cat([values[:body].to(getattr(torch, sent.type)).float(), values[body:]])
         return same(received, expected)

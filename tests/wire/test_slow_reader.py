@@ -7,7 +7,9 @@ from slow_reader import SlowMessage, read
 
 
 def read_slowly(sent: Example, data: bytes) -> SlowMessage:
-    extents = {name: (extent.weights, extent.size) for name, extent in sent.layout.vectors.items()}
+    extents = {
+        name: (extent.weights, extent.size, extent.size - extent.exact) for name, extent in sent.layout.vectors.items()
+    }
     bits = b"" if sent.vector.bits is None else sent.vector.bits.numpy().tobytes()
     return read(data, extents, {"delta": bits}, lambda seed: bits if seed == SEED else None)
 

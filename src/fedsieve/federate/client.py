@@ -16,7 +16,7 @@ from fedsieve.model.flat import Scope
 from fedsieve.precision import Precision, forward
 from fedsieve.profile import section
 from fedsieve.randomness import seed_layers, torch_generator
-from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.mask import Mask, unpacked
 from fedsieve.sieve.rows import only_active
 from fedsieve.sieve.sgdm import SparseSGDM
 
@@ -67,8 +67,8 @@ class Context:
 class Update:
     """What a client sends back, and what the server needs to weigh it.
 
-    `vectors` are over the scope. With a mask, "delta" has only the weights that the mask leaves active (then
-    the buffers, if the scope has any); the others did not change.
+    `vectors` are over the scope. With a mask, "delta" has only the weights that the mask leaves active, then whatever
+    the mask does not cover (dense layers and buffers); the others did not change.
     """
 
     client: int
@@ -103,13 +103,14 @@ def train_client(
         nesterov=local.nesterov,
         clip_norm=local.clip_norm,
         rescale=masks is not None and masks.settings.rescale,
+        dense=scope.dense,
     )
     handover = masks.settings.handover if masks is not None else "carry"
     momentum = {name: one for name, one in state.items() if name in ("momentum", "mask")}
     if momentum:
         optimizer.import_momentum(momentum, handover)
         if touched is not None and handover == "leak":
-            touched = touched | Mask(touched.shapes, state["mask"].cpu())
+            touched = touched | Mask.pack(touched.shapes, unpacked(state["mask"].cpu(), touched.size))
     total, seen, step = torch.zeros((), device=broadcast.weights.device), 0, 0
     steps = number_of_steps(len(data), local)
     for epoch, epoch_batches in enumerate(batches(len(data), local, context.seed, *address)):
@@ -117,7 +118,7 @@ def train_client(
             mask = masks.mask(data, broadcast, epoch)
             optimizer.set_mask(mask, handover)
             touched = touched | mask
-        with only_active(context.network, scope.named, mask) if mask is not None else nullcontext():
+        with only_active(context.network, scope.sieved, mask) if mask is not None else nullcontext():
             for positions in epoch_batches:
                 done = (broadcast.round - 1 + step / steps) / broadcast.rounds
                 optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES[local.schedule](done)
@@ -158,7 +159,7 @@ def must_be_finite(metrics: dict[str, float]) -> None:
 
 
 def touched_positions(mask: Mask, size: int) -> Tensor:
-    """Where in the scope's vector the values of a masked update belong: active weights, and all buffers behind them."""
+    """Where in the scope's vector the values of a masked update belong: active weights, and what no mask covers."""
     return torch.cat((mask.positions, torch.arange(mask.size, size))) if size > mask.size else mask.positions
 
 

@@ -17,7 +17,7 @@ from fedsieve.federate.traffic import Traffic
 from fedsieve.federate.versions import Versions, outside
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
-from fedsieve.sieve.mask import Mask, packed
+from fedsieve.sieve.mask import Mask, packed, unpacked
 from fedsieve.wire import (
     Encoded,
     Extent,
@@ -52,15 +52,17 @@ class Exchange:
         """`sums` are the lengths of what clients send if it is not a change of weights; some rounds may be over."""
         self.scope, self.phase, self.settings, self.seed = scope, phase, settings, seed
         self.masks: Masks | None = None  # of the phase, if it has any
+        self._widened: tuple[Mask, Tensor] | None = None  # the shared mask, and its bits with what it does not cover
         self.versions, self.started = versions, versions.now - rounds_before  # each round makes a version
         self.replies = set(sums or {"delta"})
-        weights = scope.weights
+        weights, sieved = scope.weights, scope.sieved_weights
         self.rest = outside(scope)
         rest = sum(stop - start for start, stop in self.rest)
         vectors = {
-            "delta": Extent(weights, scope.size),
-            "mask": Extent(weights, weights),
-            "scores": Extent(weights, weights),
+            "delta": Extent(sieved, scope.size, rounded=weights),
+            "mask": Extent(sieved, sieved),
+            "scores": Extent(sieved, sieved),
+            "fisher": Extent(weights, weights),
             "weights": Extent(scope.size, scope.size),
             "rest": Extent(rest, rest),
             **{name: Extent(size, size) for name, size in (sums or {}).items()},
@@ -158,10 +160,10 @@ class Exchange:
         if self.settings.broadcast == "full" or self.versions.oldest(self.scope.ranges) > seen:
             return [Vector(weights)]
         lacks = self.versions.of(self.scope.ranges) > seen
-        bits, shared = packed(lacks), self._shared
+        bits, may_change = packed(lacks), self._may_change
         ways = [Vector(weights[lacks], bits)]
-        if shared is not None and shared.size == len(lacks) and not (bits & ~shared.bits).any():
-            ways.append(Vector(weights[shared.positions], shared.bits, known=True))
+        if may_change is not None and not (bits & ~may_change).any():
+            ways.append(Vector(weights[unpacked(may_change, len(weights))], may_change, known=True))
         elif int(lacks.count_nonzero()) > ALMOST_ALL * len(lacks):
             ways.append(Vector(weights))
         return ways
@@ -179,20 +181,20 @@ class Exchange:
         """The bytes with which a candidate tells its loss."""
         return self._length(_message("loss", {"client": client, "loss": loss}))
 
-    def scores(self, client: int, scores: Tensor, traffic: Traffic) -> Tensor:
-        """A client's sensitivity scores as they arrive at the server.
+    def scores(self, client: int, scores: Tensor, traffic: Traffic, name: str = "scores") -> Tensor:
+        """A client's sensitivity scores as they arrive at the server: of what a mask covers, or as "fisher" of all.
 
         They span too many powers of ten for float16 and for blocks of int8, so where values are rounded, they become
         bfloat16.
         """
         kind = "float32" if self.settings.values == "float32" else "bfloat16"
-        encoded = self._encoded("scores", {"client": client}, {"scores": Vector(scores.cpu())}, kind)
+        encoded = self._encoded("scores", {"client": client}, {name: Vector(scores.cpu())}, kind)
         traffic.up += len(encoded.data)
-        return self._decoded(encoded, "scores").vectors["scores"].values.to(scores.device)
+        return self._decoded(encoded, "scores").vectors[name].values.to(scores.device)
 
     def total_scores(self, total: Tensor) -> int:
         """The bytes of the sum of all clients' scores."""
-        return self._length(_message("scores", {}, {"scores": Vector(total.cpu())}))
+        return self._length(_message("scores", {}, {"fisher": Vector(total.cpu())}))
 
     # What both sides know.
 
@@ -205,8 +207,20 @@ class Exchange:
         assert self.masks is not None
         return self.masks.shapes
 
+    @property
+    def _may_change(self) -> Tensor | None:
+        """The packed bits of all that clients may change in this round, where they share a mask."""
+        shared = self._shared
+        if shared is None or self.scope.size == shared.size:
+            return shared.bits if shared is not None else None
+        if self._widened is None or self._widened[0] is not shared:
+            outside = torch.ones(self.scope.size - shared.size, dtype=torch.bool)
+            self._widened = shared, packed(torch.cat((shared.unpack(), outside)))
+        return self._widened[1]
+
     def _known(self) -> dict[str, Tensor]:
-        return dict.fromkeys(("delta", "weights"), self._shared.bits) if self._shared is not None else {}
+        shared, may_change = self._shared, self._may_change
+        return {"delta": shared.bits, "weights": may_change} if shared is not None and may_change is not None else {}
 
     def _redraw(self, seed: int) -> Tensor:
         if self.masks is None:

@@ -62,7 +62,7 @@ class Masks:
         self.start = start  # the weights in scope at the phase's start
         self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
         self.ask: Ask = ask or (lambda jobs: (self.scores(job) for job in jobs))  # who lets clients score their weights
-        self.shapes = shapes_of(scope.named.items())
+        self.shapes = shapes_of(scope.sieved.items())
         self.exchange: Exchange | None = None  # how clients send their scores; None: nobody counts bytes
         self.traffic = Traffic()  # of making the mask that all clients share: once, or in the round under way
         self._shared: Mask | None = None  # of the round under way
@@ -172,7 +172,7 @@ class Masks:
             assert total is not None
             return total / count
 
-        vector = torch.cat([one.detach().flatten() for one in self.scope.parameters])
+        vector = torch.cat([one.detach().flatten() for one in self.scope.sieved.values()])
         try:
             mask = calibrate_mask(self.shapes, vector, scored, settings, torch_generator(self.seed, *place))
         except WorkerError:
@@ -210,7 +210,7 @@ class Masks:
         settings, generator = self.settings, torch_generator(self.seed, *place, round, "labels", data.client)
         batches = self._samples(data, place, round)
         return damped_sensitivity(
-            self.network, self.scope.named, batches, settings.fisher, active, settings.damping, generator
+            self.network, self.scope.sieved, batches, settings.fisher, active, settings.damping, generator
         )
 
     @property

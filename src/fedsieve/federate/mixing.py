@@ -97,7 +97,7 @@ class Mixing:
         self.settings, self.context, self.phase, self.folder = settings, context, phase, folder
         self.holders, self.exchange, self.ask, self.progress = holders, exchange, ask, progress
         self.dtype = getattr(torch, settings.dtype)
-        self.shapes = shapes_of(context.scope.named.items())
+        self.shapes = shapes_of(context.scope.sieved.items())
         self.scores = ClientStore(folder)
         self.traffic = Traffic()
         self.total = torch.empty(0)
@@ -128,7 +128,7 @@ class Mixing:
             scores = torch.frombuffer(answer.data, dtype=torch.uint8).view(self.dtype)
             packed = {"fisher": scores, "fisher_exponent": exponent}
             self.scores.write(client, 0, packed)
-            total += self.exchange.scores(client, unpack_scores(packed), self.traffic)
+            total += self.exchange.scores(client, unpack_scores(packed), self.traffic, "fisher")
             self.progress(client + 1, clients)
         self.traffic.down += clients * self.exchange.total_scores(total)
         self.scores.flush()
@@ -166,5 +166,5 @@ class Mixing:
         return {"old": trained[: len(self.total)].to(self.dtype).cpu()}
 
     def moved(self, weights: Tensor, start: Tensor) -> Mask:
-        """Where mixing made the client start from another weight than it received."""
-        return Mask.pack(self.shapes, (weights != start)[: len(self.total)])
+        """Where, of what masks cover, mixing made the client start from another weight than it received."""
+        return Mask.pack(self.shapes, (weights != start)[: self.context.scope.sieved_weights])

@@ -69,5 +69,5 @@ class Versions:
 
 def outside(scope: Scope) -> list[tuple[int, int]]:
     """The ranges of the model's vector that a scope leaves out."""
-    edges = [0, *(edge for pair in scope.ranges for edge in pair), len(scope.model.vector)]
+    edges = [0, *(edge for pair in sorted(scope.ranges) for edge in pair), len(scope.model.vector)]
     return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if stop > start]

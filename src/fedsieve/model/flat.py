@@ -6,7 +6,7 @@ So resetting a client is one copy, an update one subtraction and a mask one bit 
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,30 +75,45 @@ class FlatModel:
         """The named tensors, as views."""
         return {entry.name: self.view(entry) for entry in self.entries}
 
-    def scope(self, train: Train, only: tuple[LayerKind, ...] | None = None) -> "Scope":
-        """The part of the vector that `train: head | backbone | all | {blocks, head}` and `only` let change."""
+    def scope(
+        self, train: Train, only: tuple[LayerKind, ...] | None = None, dense: tuple[LayerKind, ...] = ()
+    ) -> "Scope":
+        """What `train: head | backbone | all | {blocks, head}` lets change, `only` these kinds of layers and `dense`.
+
+        A mask covers all of it but the layers of `dense`.
+        """
         if isinstance(train, BlocksScope):
             prefixes = [f"backbone.blocks.{block}." for block in train.blocks] + ["head."] * train.head
         else:
             prefixes = {"head": ["head."], "backbone": ["backbone."], "all": ["backbone.", "head."]}[train]
         entries = [entry for entry in self.entries if entry.name.startswith(tuple(prefixes))]
-        chosen = [entry for entry in entries if only is None or kind_of(entry.name) in only]
-        if only is not None and all(entry.is_buffer for entry in chosen):
-            there = {kind_of(entry.name) for entry in entries}
-            has = ", ".join(kind for kind in KINDS if kind in there) or "no kind of layer that has a name"
-            raise InputError(f"only: [{', '.join(only)}] leaves nothing to train; `train` has {has}")
-        return Scope(self, chosen)
+        there = {kind_of(entry.name) for entry in entries}
+        has = "`train` has " + (", ".join(kind for kind in KINDS if kind in there) or "no kind of layer with a name")
+        if absent := [kind for kind in dense if kind not in there]:
+            raise InputError(f"dense: [{', '.join(dense)}] names layers that are not trained: {absent[0]}; {has}")
+        chosen = [entry for entry in entries if only is None or kind_of(entry.name) in (*only, *dense)]
+        scope = Scope(self, chosen, [entry.name for entry in chosen if kind_of(entry.name) in dense])
+        if only is not None and not scope.sieved:
+            raise InputError(f"only: [{', '.join(only)}] leaves nothing to train; {has}")
+        if dense and not scope.sieved:
+            raise InputError(f"dense: [{', '.join(dense)}] leaves nothing for the mask to cover; {has}")
+        return scope
 
 
 class Scope:
-    """The entries that a phase may change, as ranges of the vector."""
+    """The entries that a phase may change, as ranges of the vector.
 
-    def __init__(self, model: FlatModel, entries: list[Entry]) -> None:
+    The parameters that a mask covers come first, then those named in `dense`, which are outside every mask, then the
+    buffers. So what a mask does not cover is the end of each vector over the scope.
+    """
+
+    def __init__(self, model: FlatModel, entries: list[Entry], dense: Collection[str] = ()) -> None:
         self.model = model
-        self.entries = entries
-        self.ranges = merged((entry.start, entry.stop) for entry in entries)  # one or two for a head or a backbone
+        self.entries = sorted(entries, key=lambda entry: (entry.is_buffer, entry.name in dense))
+        self.ranges = merged((entry.start, entry.stop) for entry in self.entries)  # one or two for head or backbone
         self.size = sum(stop - start for start, stop in self.ranges)
-        self.weights = sum(entry.stop - entry.start for entry in entries if not entry.is_buffer)  # what a mask covers
+        self.weights = sum(entry.stop - entry.start for entry in entries if not entry.is_buffer)
+        self.dense = [entry.name for entry in self.entries if entry.name in dense and not entry.is_buffer]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -106,8 +121,18 @@ class Scope:
 
     @cached_property
     def named(self) -> dict[str, nn.Parameter]:
-        """The parameters in scope by name: what a mask covers, and the first part of `read`."""
+        """The parameters in scope by name, the first part of `read`."""
         return {entry.name: self.model.parameters[entry.name] for entry in self.entries if not entry.is_buffer}
+
+    @cached_property
+    def sieved(self) -> dict[str, nn.Parameter]:
+        """Those that a mask covers, the first of them."""
+        return {name: parameter for name, parameter in self.named.items() if name not in self.dense}
+
+    @cached_property
+    def sieved_weights(self) -> int:
+        """How many weights a mask covers."""
+        return sum(parameter.numel() for parameter in self.sieved.values())
 
     def read(self) -> Tensor:
         """A copy of the values in scope, as one vector."""

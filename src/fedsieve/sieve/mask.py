@@ -56,7 +56,7 @@ class Mask:
 
     def unpack(self) -> Tensor:
         """One bool per weight, of all tensors one after another."""
-        return torch.from_numpy(_unpack(self.bits.numpy(), 0, self.size))
+        return unpacked(self.bits, self.size)
 
     def __getitem__(self, name: str) -> Tensor:
         """One bool per weight of one tensor, in its shape."""
@@ -180,6 +180,11 @@ class Mask:
 def packed(active: Tensor) -> Tensor:
     """One bit for each bool, eight a byte, the first in the lowest bit."""
     return torch.from_numpy(np.packbits(active.flatten().cpu().numpy(), bitorder="little"))
+
+
+def unpacked(bits: Tensor, count: int) -> Tensor:
+    """The first `count` bools of packed bits."""
+    return torch.from_numpy(_unpack(bits.numpy(), 0, count))
 
 
 def _unpack(bits: np.ndarray, start: int, stop: int) -> np.ndarray:

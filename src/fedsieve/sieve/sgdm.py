@@ -1,7 +1,7 @@
 """SparseSGDM: SGD with momentum that moves, and remembers, only the weights that a mask leaves active."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -101,8 +101,9 @@ class SparseSGDM(torch.optim.Optimizer):
     With g the gradient of the active weights (divided by the mask's density if `rescale`, then clipped to the
     norm `clip_norm`): d = g + weight_decay * w;  v = d at first, then momentum * v + (1 - dampening) * d;
     w -= lr * (d + momentum * v if nesterov else v). With a full mask the result is that of SGD to the last bit.
-    Parameters given with names are found in the mask by name (unknown ones are frozen), others by order. They are
-    given once, here: `add_param_group` later on, and copies of the optimizer, are not supported.
+    Parameters given with names are found in the mask by name, others by order. Those that the mask does not know are
+    frozen, except those named in `dense`, which are always active. All are given once, here: `add_param_group` later
+    on, and copies of the optimizer, are not supported.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class SparseSGDM(torch.optim.Optimizer):
         nesterov: bool = False,
         clip_norm: float | None = None,
         rescale: bool = False,
+        dense: Collection[str] = (),
     ) -> None:
         if min(lr, momentum, weight_decay) < 0:
             raise ValueError("lr, momentum and weight_decay must not be negative")
@@ -124,7 +126,7 @@ class SparseSGDM(torch.optim.Optimizer):
             raise ValueError("nesterov needs momentum, and no dampening")
         settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, settings | {"nesterov": nesterov})
-        self.clip_norm, self.rescale = clip_norm, rescale
+        self.clip_norm, self.rescale, self.dense = clip_norm, rescale, dense
         self._select(mask)
 
     # torch's own, without its wrapper that imports a compiler at the first call, which takes seconds
@@ -172,7 +174,7 @@ class SparseSGDM(torch.optim.Optimizer):
                 gradient = torch.zeros_like(selection.gather(parameter))  # old momentum moves it all the same
             else:
                 continue
-            if self.rescale and self._density != 1:
+            if self.rescale and self._density != 1 and parameter not in self._outside:
                 gradient = gradient / self._density
             yield group, parameter, selection, selection.silence(gradient)
 
@@ -241,6 +243,7 @@ class SparseSGDM(torch.optim.Optimizer):
         parameters = [parameter for _, parameter in self._parameters()]
         self._density = 1.0 if mask is None else mask.density
         self._selections: dict[Tensor, Selection | None]
+        self._outside: set[Tensor] = set()  # of the mask, and active
         if mask is None:
             self._selections = dict.fromkeys(parameters, Selection())
             return
@@ -254,9 +257,13 @@ class SparseSGDM(torch.optim.Optimizer):
         if named and shapes.keys().isdisjoint(mask.shapes):
             raise InputError(f"the mask belongs to another model or phase: it has no {names[0]}, nor any other tensor")
         mask.must_fit({name: shapes.get(name, mask.shapes[name]) for name in mask.shapes} if named else shapes)
+        found = dict(zip(names, parameters, strict=True))
+        self._outside = {one for name, one in found.items() if name in self.dense and name not in mask.shapes}
         self._selections = {
-            parameter: Selection.of(mask[name].to(parameter.device)) if name in mask.shapes else None
-            for name, parameter in zip(names, parameters, strict=True)
+            one: Selection.of(mask[name].to(one.device))
+            if name in mask.shapes
+            else (Selection() if one in self._outside else None)
+            for name, one in found.items()
         }
 
     def _parameters(self) -> Iterator[tuple[dict[str, Any], Tensor]]:

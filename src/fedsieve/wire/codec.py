@@ -79,7 +79,7 @@ def _encode_vector(
     count = _count(vector.bits, extent, kind)
     if vector.values.numel() != count:
         raise WireError(f"{name} has {vector.values.numel()} values at {count} positions")
-    values, compressed = encode_values(vector.values, kind, extent.tail, compress, generator)
+    values, compressed = encode_values(vector.values, kind, extent.exact, compress, generator)
     codes = ENCODINGS.index(encoding), TYPES.index(kind), compressed, len(_name(name))
     length = sum(map(len, values))
     pieces.append(_padded(VECTOR.pack(*codes, 0, len(positions), length) + _name(name)))
@@ -163,7 +163,7 @@ def _decode_vectors(
         extent = layout.vectors[name]
         found = decode_positions(ENCODINGS[encoding], positions, extent, known.get(name), redraw)
         entries = _count(found.bits, extent, TYPES[kind])
-        tensor = decode_values(values, TYPES[kind], entries, extent.tail, bool(compressed))
+        tensor = decode_values(values, TYPES[kind], entries, extent.exact, bool(compressed))
         vectors[name] = replace(found, values=tensor)
     return vectors
 

@@ -22,10 +22,16 @@ class Extent:
 
     weights: int
     size: int
+    rounded: int | None = None  # how many of its first entries may be rounded; None: those that masks cover
 
     @property
     def tail(self) -> int:
         return self.size - self.weights
+
+    @property
+    def exact(self) -> int:
+        """How many of its last entries are never rounded."""
+        return self.size - (self.weights if self.rounded is None else self.rounded)
 
     @property
     def mask_bytes(self) -> int:

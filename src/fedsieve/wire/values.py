@@ -11,7 +11,7 @@ from fedsieve.wire.message import NO_VALUES, WireError
 TYPES = ("none", "float32", "float16", "bfloat16", "int8", "float64", "int64")  # numbered from 0 on the wire
 EXACT = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64"}  # types of a vector's values
 DTYPES = {name: dtype for dtype, name in EXACT.items()} | {"float16": torch.float16, "bfloat16": torch.bfloat16}
-ROUNDED = ("float16", "bfloat16", "int8")  # of float32; the tail is not rounded, and goes before them
+ROUNDED = ("float16", "bfloat16", "int8")  # of float32; what stays exact goes before them
 BLOCK = 512  # int8 values that share a scale
 TINY = torch.finfo(torch.float32).tiny
 
@@ -28,12 +28,12 @@ def type_of(values: Tensor, wanted: str) -> str:
 
 
 def encode_values(
-    values: Tensor, kind: str, tail: int, small: bool, generator: torch.Generator | None
+    values: Tensor, kind: str, exact: int, small: bool, generator: torch.Generator | None
 ) -> tuple[list[np.ndarray], bool]:
     """The bytes in one or two pieces, and whether the last is compressed, which it is only where that is smaller."""
     values = values.detach().cpu().contiguous()
     if kind in ROUNDED:
-        body, end = values[: len(values) - tail], values[len(values) - tail :]
+        body, end = values[: len(values) - exact], values[len(values) - exact :]
         pieces = [_bytes(end), _round_to_int8(body, generator) if kind == "int8" else _bytes(_rounded(body, kind))]
     else:
         pieces = [_bytes(values)]
@@ -44,9 +44,9 @@ def encode_values(
     return pieces, False
 
 
-def decode_values(payload: np.ndarray, kind: str, count: int, tail: int, compressed: bool) -> Tensor:
-    """`count` values, the last `tail` of which are the tail's; a view of the payload where they are as they were."""
-    before, body = (4 * tail, count - tail) if kind in ROUNDED else (0, count)
+def decode_values(payload: np.ndarray, kind: str, count: int, exact: int, compressed: bool) -> Tensor:
+    """`count` values, the last `exact` of them never rounded; a view of the payload where they are as they were."""
+    before, body = (4 * exact, count - exact) if kind in ROUNDED else (0, count)
     size = body + 4 * -(-body // BLOCK) if kind == "int8" else body * _width(kind)
     if len(payload) < before or (not compressed and len(payload) != before + size):
         raise WireError(f"{count} values of type {kind} take {before + size} bytes, not {len(payload)}")
