@@ -75,10 +75,10 @@ def test_reads_what_it_says() -> None:
         ("{mlp: {hidden: 5}}", "lineer", "model.head is 'lineer'; use linear or mlp or ridge; did you mean 'linear'?"),
         (
             "train: head",
-            "train: all, mask: {sparsity: 0.9, only: [mlp, head], dense: [head]}",
+            "train: all\n    mask: {sparsity: 0.9, only: [mlp, head], dense: [head]}",
             "phases.0.mask: only and dense both name head",
         ),
-        ("train: head", "train: all, mask: {sparsity: 0.9, dense: [heads]}", "did you mean 'head'?"),
+        ("train: head", "train: all\n    mask: {sparsity: 0.9, dense: [heads]}", "did you mean 'head'?"),
         ("epochs: 1", "epochs: 1, steps: 2", "phases.0.local: give epochs or steps, exactly one of them"),
         ("epochs: 1, ", "", "phases.0.local: give epochs or steps, exactly one of them"),
         (", lr: 1e-3", "", "phases.0.local needs a value for 'lr'"),
