@@ -22,7 +22,11 @@ def test_presets_resolve_and_say_what_they_are(name: str) -> None:
 
 def test_every_row_of_the_tables_is_there() -> None:
     def count(beginning: str) -> int:
-        return sum(name.startswith(beginning) for name in OF_REPORTS)
+        return sum(name.startswith(beginning) for name in rows)
+
+    literal = [name for name in OF_REPORTS if name.endswith("-literal")]
+    assert len(literal) == 12 + 2
+    rows = [name for name in OF_REPORTS if name not in literal]
 
     assert {part: count(part) for part in ("001-table1-", "001-table2-", "001-figure2-", "001-figure6-")} == {
         "001-table1-": 8,
@@ -35,7 +39,7 @@ def test_every_row_of_the_tables_is_there() -> None:
     assert [count("003-table1-"), count("003-figure5-")] == [12, 2]
     assert [count("004-table1-"), count("004-section5.4-"), count("004-section5.6-")] == [10, 4, 1]
     assert count("000-") == 13
-    assert len(OF_REPORTS) == 46 + 48 + 14 + 15 + 13
+    assert len(rows) == 46 + 48 + 14 + 15 + 13
 
 
 @pytest.mark.parametrize("name", OF_REPORTS)
@@ -99,6 +103,36 @@ def test_what_the_reports_have_in_common() -> None:
             "equal" if name.startswith("004") and "central" not in name else "samples"
         )
         assert experiment.clients.count != 50 or "fisher-mixing" in name
+
+
+@pytest.mark.parametrize("literal", [name for name in OF_REPORTS if name.endswith("-literal")])
+def test_a_literal_reading_differs_only_in_the_head(literal: str) -> None:
+    """Under one mask with the backbone a fresh head stays frozen, so the row itself trains it whole."""
+    row, read = load_experiment(literal.removesuffix("-literal")), load_experiment(literal)
+    mask, literal_mask = row.phases[0].mask, read.phases[0].mask
+    assert mask is not None and literal_mask is not None and row.expect is not None and read.expect is not None
+    assert (mask.rule, mask.dense, literal_mask.dense) == ("least_sensitive", ("head",), ())
+    phases = (row.phases[0].model_copy(update={"mask": literal_mask}),)
+    assert row.model_copy(update={"phases": phases}).same_outcome(read)
+    assert (read.expect.test_accuracy, read.expect.val_accuracy) == (None, None)
+    assert "'-literal' is that reading" in row.expect.assumed and "literal reading" in read.expect.assumed
+
+
+def test_least_sensitive_weights_are_never_chosen_over_a_fresh_head() -> None:
+    """The first phase of a row does not choose the least sensitive weights of head and backbone together."""
+    for name in (name for name in OF_REPORTS if not name.endswith("-literal")):
+        first = load_experiment(name).phases[0]
+        if first.mask is not None and first.mask.rule == "least_sensitive":
+            assert first.train in ("head", "backbone") or first.mask.dense == ("head",), name
+
+
+def test_what_reports_say_of_the_last_round_and_of_the_schedule() -> None:
+    for name in OF_REPORTS:
+        experiment = load_experiment(name)
+        if name.startswith("000-"):
+            assert experiment.evaluate.keep == "last"  # section 3.8: the test set after the last round
+        if name[:3] in ("002", "004") and experiment.clients.count > 1:
+            assert "cosine schedule goes over all rounds" in experiment.expect.assumed  # type: ignore
 
 
 def test_steps_of_figure_3_of_report_002_add_up() -> None:
