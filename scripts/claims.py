@@ -61,6 +61,16 @@ class Cell:
     def accuracies(self) -> dict[int, float]:
         return {int(seed): run[self.measure] for seed, run in self.arm["seeds"].items()}
 
+    @cached_property
+    def validation(self) -> dict[int, float]:
+        """The accuracies on the validation images, at the same moment as `accuracies`; {} where it is not known."""
+        return {int(seed): run["val_accuracy"] for seed, run in self.arm["seeds"].items()} if self.is_last else {}
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is measured at the end of the runs."""
+        return self.measure == "test_accuracy"
+
     @property
     def before(self) -> dict[int, float] | None:
         """The accuracies at the last phase's start; None without a phase before it, or if they are the measure."""
@@ -70,7 +80,7 @@ class Cell:
     @property
     def chosen(self) -> str:
         """What the search chose for what is measured; nothing for what came before it."""
-        chosen = self.arm["chosen"] if self.measure == "test_accuracy" else None
+        chosen = self.arm["chosen"] if self.is_last else None
         return ", ".join(str(value) for value in (chosen or {}).values())
 
     def mean_of(self, key: str, seeds: set[str] | None = None) -> float:
@@ -148,6 +158,11 @@ def chance(p: float | None) -> str:
     return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
+def may_be_chance(p: float | None) -> bool:
+    """Without a p value, as with a single seed, nothing is known, so it may be."""
+    return p is None or p > DOUBT
+
+
 def table(head: list[str], rows: list[list[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
 
@@ -165,22 +180,27 @@ def accuracy_table(study: Study) -> list[str]:
 
 
 def difference_table(study: Study) -> list[str]:
-    """Each row less the baseline over the same seeds."""
+    """Each row less the baseline over the same seeds, on the test images and on the validation images."""
     rows = [row for row in study.rows if row != study.baseline]
-    title = f"points more than *{study.baseline}*, paired"
-    return compared(study, title, rows, lambda _, cells: cells[study.baseline].accuracies)
+    lines = []
+    for images, of in (("test", lambda cell: cell.accuracies), ("validation", lambda cell: cell.validation)):
+        title = f"points more than *{study.baseline}*, paired, {images} images"
+        lines += compared(study, title, rows, of, lambda _, cells, of=of: of(cells[study.baseline]))
+    return lines
 
 
 def gain_table(study: Study) -> list[str]:
     """Each row less what it began with, the same seeds' accuracies before the last phase; no lines if none had one."""
     rows = [row for row in study.rows if any(cell and cell.before for cell in study.row(row))]
-    return compared(study, "points more than before the phase, paired", rows, lambda cell, _: cell.before)
+    title = "points more than before the phase, paired, test images"
+    return compared(study, title, rows, lambda cell: cell.accuracies, lambda cell, _: cell.before)
 
 
 def compared(
     study: Study,
     title: str,
     rows: list[str],
+    of: Callable[[Cell], dict[int, float]],
     reference: Callable[[Cell, dict[str, Cell]], dict[int, float] | None],  # from a cell and those of its column
 ) -> list[str]:
     """Mean differences with intervals; p values are corrected for the number of rows in a column (Holm)."""
@@ -191,7 +211,7 @@ def compared(
         cells, tests = study.cells(column), {}
         for row in rows:
             other = reference(cells[row], cells) if row in cells else None
-            tests[row] = paired(cells[row].accuracies, other) if other else None
+            tests[row] = paired(of(cells[row]), other) if other else None
         corrected = dict(zip(rows, holm([test.p if test else None for test in tests.values()]), strict=True))
         for row, test in tests.items():
             told = "–" if test is None else f"{with_margin(test.difference, True)} (p {chance(corrected[row])})"
@@ -299,7 +319,7 @@ def guidelines(spec: dict[str, Any]) -> list[str]:
                 continue
             last, cell, candidate = best, within[best], spec["candidates"][best]
             tests = {label: paired(other.accuracies, cell.accuracies) for label, other in within.items()}
-            alike = [label for label, test in tests.items() if label != best and test and (test.p or 0) > DOUBT]
+            alike = [label for label, test in tests.items() if label != best and test and may_be_chance(test.p)]
             limit = f"{size(sent)}, {size(memory)}" if budget else "none"
             takes = [candidate["rule"], f"{candidate['frozen']:.0%}", candidate["calibration"], candidate["steps"]]
             gain = paired(cell.accuracies, cell.before or {})

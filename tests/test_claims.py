@@ -35,6 +35,22 @@ def test_the_page_is_built_from_the_results_that_stand_beside_it(claims: ModuleT
     assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(headings)
 
 
+def test_without_a_p_value_nothing_is_told_apart(claims: ModuleType) -> None:
+    assert [claims.may_be_chance(p) for p in (None, 1.0, 0.06, 0.04, 0.0)] == [True, True, True, False, False]
+
+
+def test_differences_are_shown_on_both_kinds_of_images(claims: ModuleType) -> None:
+    """Recomputed by scipy from the raw results: five calibration rounds against one, centrally."""
+    one, five = (arm["seeds"] for arm in claims.results("central-calibration")["arms"])
+    page = (DOCS / "claims.md").read_text()
+    for images, figure in (("test", "test_accuracy"), ("validation", "val_accuracy")):
+        differences = [100 * (five[seed][figure] - one[seed][figure]) for seed in one]
+        p = scipy.stats.ttest_1samp(differences, 0).pvalue
+        row = page.split(f"points more than *1 round*, paired, {images} images | one client |")[1].split("\n")[2]
+        assert f"{statistics.mean(differences):+.1f} ± " in row
+        assert f"(p {p:.3f})" in row or f"(p {p:.2f})" in row
+
+
 def test_results_name_no_machine() -> None:
     for path in (DOCS / "results").glob("*.json"):
         found = json.loads(path.read_text())
