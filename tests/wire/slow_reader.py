@@ -27,7 +27,7 @@ class SlowMessage(NamedTuple):
 
 
 def read(data: bytes, extents: dict[str, tuple[int, int, int]], known: dict[str, bytes], redraw: Any) -> SlowMessage:
-    """`extents` are the weights, the size and the rounded entries of each vector; `known` and what `redraw` gives are packed masks."""
+    """`extents` are each vector's weights, size and roundable entries; `known` and `redraw` give packed masks."""
     magic, version, kind, zero, fingerprint, length, numbers, vectors = struct.unpack("<4sHBB16sQII", data[:40])
     assert (magic, version, zero, length) == (b"SIEV", 1, 0, len(data))
     assert struct.unpack("<Q", data[-8:])[0] == xxhash.xxh3_64(data[:-8]).intdigest()

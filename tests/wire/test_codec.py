@@ -30,7 +30,7 @@ def same(one: Tensor | None, other: Tensor | None) -> bool:
 
 
 def rounded_as_sent(sent: Example, received: Tensor) -> bool:
-    """The last entries are exact, float16 and bfloat16 are those of torch, and int8 is off by less than a block's scale."""
+    """The end is exact, float16 and bfloat16 are those of torch, and int8 is off by less than a block's scale."""
     values = sent.vector.values
     body = len(values) - sent.layout.vectors["delta"].exact
     if sent.type != "int8":
