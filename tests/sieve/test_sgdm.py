@@ -321,16 +321,29 @@ def test_leak_moves_frozen_weights_and_carry_does_not() -> None:
             assert bool((one != before[name])[left[name]].all()) is moves or not left[name].any()
 
 
-def test_leak_goes_on_where_no_gradient_is_computed_any_more() -> None:
-    ours, rest = draw(), {**{name: Mask.full(SHAPES)[name] for name in SHAPES}, "wide": torch.zeros(33, 129) > 0}
-    optimizer = SparseSGDM(ours.items(), None, lr=0.1, momentum=0.5)
-    gradient = next(gradients(1))
-    give(ours, gradient)
-    optimizer.step()
-    optimizer.set_mask(mask_of(rest), "leak")
-    ours["wide"].grad = None  # as `only_active` does it
-    optimizer.step()
-    torch.testing.assert_close(ours["wide"], draw()["wide"] - 0.1 * 1.5 * gradient["wide"])
+@pytest.mark.parametrize("moved", [0.2, 0.9, 1.0])
+@pytest.mark.parametrize("cut", [False, True])
+def test_leak_goes_on_where_no_gradient_is_computed_any_more(moved: float, cut: bool) -> None:
+    """However much of the tensor has momentum: it decays to nothing, as in a dense loop."""
+    first = random_mask(moved)
+    rest = mask_of({name: torch.full(shape, name != "wide") for name, shape in SHAPES.items()})
+    ours, expected, velocity = draw(), draw()["wide"].detach(), torch.zeros(SHAPES["wide"])
+    optimizer = SparseSGDM(ours.items(), first, lr=0.1, momentum=0.5, weight_decay=0.1)
+    for number, gradient in enumerate(gradients(6)):
+        give(ours, gradient)
+        if number == 2 and cut:
+            state = optimizer.export_momentum()
+            optimizer = SparseSGDM(ours.items(), rest, lr=0.1, momentum=0.5, weight_decay=0.1)
+            optimizer.import_momentum(state, "leak")
+        elif number == 2:
+            optimizer.set_mask(rest, "leak")
+        if number >= 2:
+            ours["wide"].grad = None  # as `only_active` does it
+        optimizer.step()
+        step = (gradient["wide"] + 0.1 * expected) * first["wide"] if number < 2 else 0
+        velocity = 0.5 * velocity + step
+        expected = expected - 0.1 * velocity
+        torch.testing.assert_close(ours["wide"], expected, rtol=2e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

@@ -27,7 +27,7 @@ class Selection:
     index: Tensor | None = None  # flat positions, or row numbers; None: all weights
     rows: bool = False
     held: Tensor | None = None  # positions that stay as they are though `index` takes them in: cheaper if few
-    quiet: Tensor | None = None  # bool: no gradient and no weight decay here, only old momentum ("leak")
+    quiet: Tensor | None = None  # bool: not active, so only old momentum moves it ("leak"), or nothing if it is held
 
     @staticmethod
     def of(active: Tensor, moving: Tensor | None = None) -> "Selection | None":
@@ -46,8 +46,7 @@ class Selection:
             selection = Selection(_positions(chosen))
         if moving is None:
             return selection
-        quiet = selection.gather(chosen & ~active)
-        return replace(selection, quiet=quiet) if quiet.any() else selection
+        return replace(selection, quiet=selection.gather(~active)) if bool((chosen & ~active).any()) else selection
 
     def gather(self, tensor: Tensor) -> Tensor:
         """The selected entries: a copy, or the tensor itself (flat if some are held) when `index` is None."""
