@@ -391,6 +391,35 @@ def test_state_dict_round_trip() -> None:
     assert same(whole, cut)
 
 
+def test_a_state_of_another_mask_is_refused() -> None:
+    shapes = {"weight": (4, 5), "bias": (4,)}
+    one = mask_of({"weight": torch.arange(20).view(4, 5) < 7, "bias": torch.arange(4) < 2})
+    other = mask_of({"weight": torch.arange(20).view(4, 5) >= 13, "bias": torch.arange(4) < 2})
+    assert one.counts() == other.counts()
+
+    def stepped(mask: Mask | None) -> SparseSGDM:
+        parameters = draw(shapes=shapes)
+        optimizer = SparseSGDM(parameters.items(), mask, lr=0.1, momentum=0.9)
+        give(parameters, next(gradients(1, shapes)))
+        optimizer.step()
+        return optimizer
+
+    for mask in (one, None, Mask.full(shapes)):
+        with pytest.raises(InputError, match="belongs to another mask"):
+            stepped(other).load_state_dict(stepped(mask).state_dict())
+    stepped(other).load_state_dict(stepped(other).state_dict())
+    stepped(None).load_state_dict(stepped(Mask.full(shapes)).state_dict())
+    leaking = stepped(one)
+    leaking.set_mask(other, "leak")  # its momentum lies at the weights of both masks
+    with pytest.raises(InputError, match="belongs to another mask"):
+        stepped(other).load_state_dict(leaking.state_dict())
+
+    theirs = torch.optim.SGD(draw(shapes=shapes).values(), lr=0.1, momentum=0.9)
+    stepped(None).load_state_dict(theirs.state_dict())
+    with pytest.raises(InputError, match="belongs to another mask"):
+        stepped(one).load_state_dict(theirs.state_dict())
+
+
 def test_parameters_are_matched_by_name_or_by_order() -> None:
     mask, by_name, by_order = random_mask(0.3), draw(), draw()
     extra = nn.Parameter(torch.ones(3))

@@ -93,6 +93,11 @@ class Mask:
     def sparsity(self) -> float:
         return 1 - self.density
 
+    @property
+    def digest(self) -> str:
+        """A checksum of the shapes and bits."""
+        return _digest(self.shapes, self.bits)
+
     def counts(self) -> dict[str, int]:
         """Active weights of each tensor."""
         active = self.unpack().numpy()
@@ -157,7 +162,7 @@ class Mask:
     # Files.
 
     def save(self, path: str | Path) -> None:
-        about = json.dumps({"shapes": self.shapes, "digest": _digest(self.shapes, self.bits)})
+        about = json.dumps({"shapes": self.shapes, "digest": self.digest})
         with written_atomically(Path(path)) as partial:
             save_file({"bits": self.bits}, partial, metadata={"mask": about})  # one key: their order is left to chance
 

@@ -93,6 +93,10 @@ class Selection:
         self.scatter(active, selected)
         return active
 
+    def moving(self, like: Tensor) -> Tensor:
+        """One bool per weight of the tensor: whether it is active, or moved by old momentum."""
+        return replace(self, quiet=None).active(like)
+
 
 class SparseSGDM(torch.optim.Optimizer):
     """torch.optim.SGD for the active weights of a mask; frozen ones keep their bits, and have no momentum.
@@ -211,7 +215,7 @@ class SparseSGDM(torch.optim.Optimizer):
             if selection is None or buffer is None:
                 positions.append(torch.zeros(parameter.numel(), dtype=torch.bool))
                 continue
-            there = replace(selection, quiet=None).active(parameter).flatten()
+            there = selection.moving(parameter).flatten()
             values.append(buffer.flatten() if selection.held is None else buffer[there])
             positions.append(there.cpu())
         if not values:
@@ -237,6 +241,26 @@ class SparseSGDM(torch.optim.Optimizer):
                 selection = self._selections[parameter] = Selection.of(active, moving)
             if selection is not None:
                 self.state[parameter]["momentum_buffer"] = selection.gather(buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, and the digest of the mask: momentum is laid out by it, one number after another."""
+        return super().state_dict() | {"mask": self._selected().digest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, for the state of an optimizer with the same mask. The state of torch.optim.SGD has a full one."""
+        if state_dict.get("mask", Mask.full(self._shapes()).digest) != self._selected().digest:
+            raise InputError(
+                "the optimizer's state belongs to another mask; load it with the mask that it was saved with, "
+                "or hand momentum on to another mask with export_momentum and import_momentum"
+            )
+        super().load_state_dict(state_dict)
+
+    @torch.no_grad()
+    def _selected(self) -> Mask:
+        """The weights that have a place in the state: all that a step moves."""
+        found = ((self._selections[parameter], parameter) for _, parameter in self._parameters())
+        moving = [torch.zeros(one.shape) > 0 if it is None else it.moving(one).cpu() for it, one in found]
+        return Mask.pack(self._shapes(), torch.cat([one.flatten() for one in moving]))
 
     def _select(self, mask: Mask | None) -> None:
         parameters = [parameter for _, parameter in self._parameters()]
