@@ -171,6 +171,7 @@ def add_mixing(experiment: Experiment, phase: Phase, bench: Workbench, clients: 
         holders,
         clients.exchange,
         bench.ask,
+        bench.note,
         bench.observer.calibration,
     )
     bench.desk.handlers["fisher"] = mixing.fisher

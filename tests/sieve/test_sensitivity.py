@@ -58,7 +58,52 @@ def convolutional() -> nn.Module:
     )
 
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {"vit": vit, "odd": Odd, "convolutional": convolutional}
+class UsedElsewhere(nn.Module):
+    """Weights that layers use, and F.linear, too; only the last layer is as usual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3 * 16 * 16, 6)
+        self.middle = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(images.flatten(1)))
+        hidden = F.linear(torch.tanh(self.middle(hidden)), self.middle.weight.T)
+        return self.last(self.norm(hidden) * self.norm.weight)
+
+
+class SequenceFirst(nn.Module):
+    """Layers that see (tokens, batch, width), with as many tokens as some batches have samples."""
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.embed = nn.Linear(3 * 16 * 16, 6 * tokens)
+        self.mix = nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images.flatten(1)).view(len(images), self.tokens, 6).transpose(0, 1)
+        return self.last(self.norm(torch.tanh(self.mix(tokens))).sum(dim=0))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "vit": vit,
+    "odd": Odd,
+    "convolutional": convolutional,
+    "used elsewhere": UsedElsewhere,
+    "as many tokens as samples": lambda: SequenceFirst(4),
+    "as many tokens as samples in the last batch": lambda: SequenceFirst(3),
+}
+SLOW = {  # layers that a warning must name
+    "odd": "twice, by_feature",
+    "used elsewhere": "middle, norm",
+    "as many tokens as samples": "mix, norm",
+    "as many tokens as samples in the last batch": "mix, norm",
+}
 
 
 @pytest.fixture(params=NETWORKS)
@@ -181,6 +226,34 @@ def test_the_expectation_of_exact_is_the_fisher_information() -> None:
     variance = p * (1 - p)
     expected = torch.cat(((variance.T @ inputs**2).flatten(), variance.sum(dim=0))) / 10
     torch.testing.assert_close(total / count, expected, rtol=0.06, atol=0)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_warning_names_the_layers_that_take_a_backward_pass_per_sample(name: str) -> None:
+    torch.manual_seed(0)
+    network, heard = NETWORKS[name](), list[str]()
+    batch = (torch.randn(4, 3, 16, 16), torch.arange(4))
+    sensitivity(network, dict(network.named_parameters()), [batch], warn=heard.append)
+    assert [text.split(" takes")[0] for text in heard] == [f"the sensitivity of {SLOW.get(name)}"] * (name in SLOW)
+
+
+def test_a_gradient_that_is_only_rounding_noise_is_no_reason_for_a_warning() -> None:
+    """The bias of the keys moves all logits of a softmax alike; here a layer has no other weight."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift, self.value = nn.LayerNorm(16), nn.Linear(16, 16)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            keys = tokens + self.shift.bias + 0 * self.shift(tokens)
+            return (torch.softmax(tokens @ keys.mT, dim=-1) @ self.value(tokens)).mean(dim=1)
+
+    torch.manual_seed(0)
+    network, heard = Attention(), list[str]()
+    batch = (torch.randn(4, 9, 16), torch.arange(4))
+    sensitivity(network, dict(network.named_parameters()), [batch], warn=heard.append)
+    assert heard == []
 
 
 def test_the_network_is_left_as_it_was(network: nn.Module) -> None:

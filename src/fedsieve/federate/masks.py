@@ -210,7 +210,7 @@ class Masks:
         settings, generator = self.settings, torch_generator(self.seed, *place, round, "labels", data.client)
         batches = self._samples(data, place, round)
         return damped_sensitivity(
-            self.network, self.scope.sieved, batches, settings.fisher, active, settings.damping, generator
+            self.network, self.scope.sieved, batches, settings.fisher, active, settings.damping, generator, self.note
         )
 
     @property

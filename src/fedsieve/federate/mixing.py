@@ -92,10 +92,12 @@ class Mixing:
         holders: Holders,
         exchange: Exchange,
         ask: Ask,
+        note: Callable[[str], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.settings, self.context, self.phase, self.folder = settings, context, phase, folder
-        self.holders, self.exchange, self.ask, self.progress = holders, exchange, ask, progress
+        self.holders, self.exchange, self.ask = holders, exchange, ask
+        self.note, self.progress = note, progress
         self.dtype = getattr(torch, settings.dtype)
         self.shapes = shapes_of(context.scope.sieved.items())
         self.scores = ClientStore(folder)
@@ -149,7 +151,7 @@ class Mixing:
         fisher, batch_size = self.settings.fisher, self.context.local.batch_size
         batches = drawn_samples(data, fisher.samples, batch_size, samples)
         total, count = sensitivity(
-            self.context.network, self.context.scope.named, batches, fisher.kind, fisher.draws, labels
+            self.context.network, self.context.scope.named, batches, fisher.kind, fisher.draws, labels, self.note
         )
         return (total / count).cpu()
 

@@ -18,7 +18,7 @@ from fedsieve.config import FisherSettings, MaskSettings
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
 from fedsieve.sieve.rules import RULES, Evidence
-from fedsieve.sieve.sensitivity import Batches, must_tell_weights_apart, sensitivity
+from fedsieve.sieve.sensitivity import Batches, Warn, as_python_warning, must_tell_weights_apart, sensitivity
 
 
 def calibrate_mask(
@@ -69,10 +69,11 @@ def damped_sensitivity(
     active: Mask,
     damping: float,
     generator: torch.Generator,
+    warn: Warn = as_python_warning,
 ) -> tuple[Tensor, int]:
     """`sensitivity` with the weights that are not active multiplied by `damping` in the forward pass."""
     with damped(parameters, active, damping):
-        return sensitivity(network, parameters, batches, fisher.kind, fisher.draws, generator)
+        return sensitivity(network, parameters, batches, fisher.kind, fisher.draws, generator, warn)
 
 
 @contextmanager
@@ -111,7 +112,8 @@ def calibrate(
 
     `batches` gives (inputs, labels) and is gone through once each calibration round, until `samples` were seen:
     a shuffled DataLoader, or a list. `parameters` are all that require a gradient unless given. The rules are
-    those of `fedsieve.sieve.rules.RULES`. The first dimension of inputs and layers' inputs must be the batch.
+    those of `fedsieve.sieve.rules.RULES`. The first dimension of inputs must be the batch. Layers that have something
+    else there, or whose weights are also used elsewhere, take one backward pass per sample, with a warning.
     """
     chosen = dict(parameters or {name: one for name, one in model.named_parameters() if one.requires_grad})
     settings = MaskSettings(
