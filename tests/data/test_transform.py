@@ -1,16 +1,17 @@
 """Transforms of whole batches, against slow and obvious ones."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch.nn import functional as F
 
 from fedsieve.config import DataSettings
 from fedsieve.data.load import Samples
-from fedsieve.data.transform import Transform, channel_statistics, random_resized_crop
+from fedsieve.data.transform import Transform, channel_statistics, random_crops, random_resized_crop
 
 
 def samples(channels: int = 3, size: int = 20, count: int = 8) -> Samples:
@@ -73,32 +74,70 @@ def test_flips_are_addressed_and_fair() -> None:
     assert flipping.is_random and not transform(data).is_random
 
 
-def slow_crop(pixels: Tensor, size: int, scale: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """One pixel at a time: the source position of each output pixel's centre, then bilinear by hand."""
-    n, channels, height, width = pixels.shape
-    areas, aspects, rows, columns = torch.rand(4, n, generator=generator, dtype=torch.float64)
-    out = torch.zeros(n, channels, size, size)
-    for i in range(n):
-        area = scale[0] + (scale[1] - scale[0]) * areas[i].item()
-        aspect = math.exp(math.log(4 / 3) * (2 * aspects[i].item() - 1))
-        w, h = min(1, math.sqrt(area * aspect)) * width, min(1, math.sqrt(area / aspect)) * height
-        left, top = (width - w) * columns[i].item(), (height - h) * rows[i].item()
-        for r in range(size):
-            for c in range(size):
-                y = min(max(top + (r + 0.5) * h / size - 0.5, 0), height - 1)
-                x = min(max(left + (c + 0.5) * w / size - 0.5, 0), width - 1)
-                y0, x0 = min(int(y), height - 2), min(int(x), width - 2)
-                dy, dx = y - y0, x - x0
-                corner = pixels[i, :, y0 : y0 + 2, x0 : x0 + 2]
-                top_row = corner[:, 0, 0] * (1 - dx) + corner[:, 0, 1] * dx
-                bottom_row = corner[:, 1, 0] * (1 - dx) + corner[:, 1, 1] * dx
-                out[i, :, r, c] = top_row * (1 - dy) + bottom_row * dy
-    return out
+def torchvisions_crop(
+    height: int, width: int, scale: tuple[float, float], uniform: Callable[[], float], attempts: int = 10
+) -> tuple[int, int, int, int]:
+    """Top, left, height and width: `RandomResizedCrop.get_params` as torchvision documents it, one image at a time."""
+    for _ in range(attempts):
+        area = height * width * (scale[0] + (scale[1] - scale[0]) * uniform())
+        aspect = math.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * uniform())
+        w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return int(uniform() * (height - h + 1)), int(uniform() * (width - w + 1)), h, w
+    w, h = width, height
+    if width / height < 3 / 4:
+        h = round(w / (3 / 4))
+    elif width / height > 4 / 3:
+        w = round(h * (4 / 3))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize("size", [(32, 32), (24, 40), (20, 90)])
+@pytest.mark.parametrize("scale", [(0.5, 1.0), (0.08, 1.0), (1.0, 1.0)])
+def test_crops_are_distributed_as_torchvisions(size: tuple[int, int], scale: tuple[float, float]) -> None:
+    """Means and deviations of all four numbers, how often it is the fallback, and no crop beyond the border."""
+    n = 4_000
+    ours = torch.stack(random_crops(n, *size, scale, torch.Generator().manual_seed(3)), dim=1).double()
+    uniform = np.random.default_rng(4).random
+    theirs = torch.tensor([torchvisions_crop(*size, scale, uniform) for _ in range(n)]).double()
+    assert (ours >= 0).all() and (ours[:, :2] + ours[:, 2:] <= torch.tensor(size)).all() and (ours[:, 2:] > 0).all()
+    for statistic in (lambda one: one, lambda one: one**2, lambda one: one[:, 2:3] * one[:, 3:4]):
+        a, b = statistic(ours), statistic(theirs)
+        allowed = 4.5 * ((a.var(dim=0) + b.var(dim=0)) / n).sqrt() + 1e-9
+        assert ((a.mean(dim=0) - b.mean(dim=0)).abs() <= allowed).all()
+    whole = torch.tensor(torchvisions_crop(*size, scale, uniform, attempts=0)).double()
+    shares = [float((one == whole).all(dim=1).double().mean()) for one in (ours, theirs)]
+    assert abs(shares[0] - shares[1]) <= 4.5 * math.sqrt(max(shares[1], 1 / n) * 2 / n)
 
 
 @pytest.mark.parametrize("scale", [(0.5, 1.0), (0.1, 0.2), (1.0, 1.0)])
-def test_random_resized_crop_is_bilinear(scale: tuple[float, float]) -> None:
-    pixels = samples(size=11, count=3).images.float()
-    fast = random_resized_crop(pixels, 9, scale, torch.Generator().manual_seed(5))
-    slow = slow_crop(pixels, 9, scale, torch.Generator().manual_seed(5))
-    assert (fast - slow).abs().max() < 0.05  # of 255; grid_sample works in float32
+@pytest.mark.parametrize(("height", "width", "size"), [(11, 11, 9), (64, 31, 9), (9, 12, 30), (20, 90, 17)])
+def test_a_random_resized_crop_is_cut_and_resized_with_antialiasing(
+    height: int, width: int, size: int, scale: tuple[float, float]
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    pixels = torch.randint(0, 256, (6, 3, height, width), generator=generator).float()
+    fast = random_resized_crop(pixels, size, scale, torch.Generator().manual_seed(5))
+    crops = torch.stack(random_crops(6, height, width, scale, torch.Generator().manual_seed(5)), dim=1).tolist()
+    for image, ours, (top, left, h, w) in zip(pixels, fast, crops, strict=True):
+        part = image[None, :, top : top + h, left : left + w]
+        slow = F.interpolate(part, size=(size, size), mode="bilinear", align_corners=False, antialias=True)[0]
+        assert (ours - slow).abs().max() < 0.01  # of 255; both work in float32
+
+
+def test_a_crop_that_shrinks_averages_noise() -> None:
+    """From 256 to 32 pixels a triangle over 16 x 16 pixels leaves little of the noise; a few points of it leave most."""
+    noise = torch.randint(0, 256, (4, 3, 256, 256), generator=torch.Generator().manual_seed(0)).float()
+    whole = F.interpolate(noise, size=(32, 32), mode="bilinear", align_corners=False, antialias=True)
+    shrunk = random_resized_crop(noise, 32, (0.9, 1.0), torch.Generator().manual_seed(1))
+    assert float(shrunk.std()) < 1.1 * float(whole.std())
+
+
+def test_a_crop_does_not_depend_on_the_other_images() -> None:
+    data = samples(count=5).images.float()
+    whole = random_resized_crop(data, 9, (0.5, 1.0), torch.Generator().manual_seed(1))
+    changed = data.clone()
+    changed[1:] = 0
+    assert torch.equal(whole[0], random_resized_crop(changed, 9, (0.5, 1.0), torch.Generator().manual_seed(1))[0])
+    assert torch.equal(whole, random_resized_crop(data, 9, (0.5, 1.0), torch.Generator().manual_seed(1)))
+    assert not torch.equal(whole, random_resized_crop(data, 9, (0.5, 1.0), torch.Generator().manual_seed(2)))

@@ -17,6 +17,8 @@ KNOWN: dict[str, Statistics] = {
     "cifar100": ([0.5071, 0.4867, 0.4408], [0.2675, 0.2565, 0.2761]),
 }
 ASPECT = math.log(4 / 3)  # crops are at most this much wider than high, or higher than wide
+ATTEMPTS = 10  # to draw a crop that fits into the image
+SMALL = 64  # pixels a side up to which resizing all crops at once, mostly multiplying by zeros, is faster
 
 
 def channel_statistics(samples: Samples) -> Statistics:
@@ -96,18 +98,51 @@ def _resized(pixels: Tensor, height: int, width: int) -> Tensor:
 
 
 def random_resized_crop(pixels: Tensor, size: int, scale: tuple[float, float], generator: torch.Generator) -> Tensor:
-    """A random part of each image, of `scale` times its area and an aspect of 3/4 to 4/3, resized (bilinear).
+    """A random part of each image, resized to a square: torchvision's RandomResizedCrop, bilinear and antialiased."""
+    height, width = pixels.shape[2:]
+    top, left, rows, columns = crops = random_crops(len(pixels), height, width, scale, generator)
+    if max(height, width) <= SMALL:  # two products of matrices for each channel of each image, all at once
+        down = _resizing(height, top, rows, size).to(pixels.device)
+        across = _resizing(width, left, columns, size).to(pixels.device)
+        return down[:, None] @ pixels @ across[:, None].mT
+    parts = zip(pixels.split(1), torch.stack(crops, dim=1).tolist(), strict=True)
+    return torch.cat([_resized(one[:, :, y : y + h, x : x + w], size, size) for one, (y, x, h, w) in parts])
 
-    Parts that would be longer than the image are cut at its border (torchvision draws again instead).
+
+def random_crops(
+    count: int, height: int, width: int, scale: tuple[float, float], generator: torch.Generator
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Top, left, rows and columns of `count` random parts of images of a size, by torchvision's rule.
+
+    A part has `scale` times the area of the image, drawn uniformly, and an aspect of 3/4 to 4/3, drawn log-uniformly.
+    The first of ATTEMPTS draws that fits into the image counts. If none does, the part is the largest one in the
+    middle that has such an aspect.
     """
-    n = len(pixels)
-    area, aspect, row, column = torch.rand(4, n, generator=generator, dtype=torch.float64)
-    area = scale[0] + (scale[1] - scale[0]) * area
+    area, aspect = torch.rand(2, ATTEMPTS, count, generator=generator, dtype=torch.float64)
+    area = height * width * (scale[0] + (scale[1] - scale[0]) * area)
     aspect = torch.exp(ASPECT * (2 * aspect - 1))
-    width, height = (area * aspect).sqrt().clamp(max=1), (area / aspect).sqrt().clamp(max=1)
-    left, top = (1 - width) * column, (1 - height) * row
-    grid = torch.zeros(n, 2, 3, dtype=torch.float64)  # of the output's coordinates in [-1, 1] to the input's
-    grid[:, 0, 0], grid[:, 0, 2] = width, 2 * left + width - 1
-    grid[:, 1, 1], grid[:, 1, 2] = height, 2 * top + height - 1
-    points = F.affine_grid(grid.float().to(pixels.device), [n, pixels.shape[1], size, size], align_corners=False)
-    return F.grid_sample(pixels, points, mode="bilinear", padding_mode="border", align_corners=False)
+    columns, rows = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
+    fits = (0 < columns) & (columns <= width) & (0 < rows) & (rows <= height)
+    first = fits.int().argmax(dim=0)[None]  # of several largest, argmax takes the first
+    some, columns, rows = fits.any(dim=0), columns.gather(0, first)[0], rows.gather(0, first)[0]
+    columns = columns.where(some, min(width, round(height * math.exp(ASPECT))))
+    rows = rows.where(some, min(height, round(width * math.exp(ASPECT))))
+    down, across = torch.rand(2, count, generator=generator, dtype=torch.float64)
+    top = (down * (height - rows + 1)).long().where(some, (height - rows) // 2)
+    left = (across * (width - columns + 1)).long().where(some, (width - columns) // 2)
+    return top, left, rows, columns
+
+
+def _resizing(length: int, start: Tensor, extent: Tensor, size: int) -> Tensor:
+    """(count, size, length): how much of each pixel of a line is in each pixel of a part of it, resized to `size`.
+
+    The weights are those of F.interpolate(mode="bilinear", antialias=True): a triangle around the middle of the new
+    pixel, which reaches to the next pixels when it enlarges, and to the next new pixels when it shrinks.
+    """
+    ratio = (extent / size).view(-1, 1, 1)
+    middle = start.view(-1, 1, 1) + ratio * (torch.arange(size).view(1, -1, 1) + 0.5)
+    pixel = torch.arange(length).view(1, 1, -1)
+    weights = (1 - (pixel + 0.5 - middle).abs() / ratio.clamp(min=1)).clamp(min=0)
+    inside = (pixel >= start.view(-1, 1, 1)) & (pixel < (start + extent).view(-1, 1, 1))
+    weights = weights * inside
+    return weights / weights.sum(dim=2, keepdim=True)
