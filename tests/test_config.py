@@ -82,6 +82,14 @@ def test_reads_what_it_says() -> None:
         ("epochs: 1", "epochs: 1, steps: 2", "phases.0.local: give epochs or steps, exactly one of them"),
         ("epochs: 1, ", "", "phases.0.local: give epochs or steps, exactly one of them"),
         (", lr: 1e-3", "", "phases.0.local needs a value for 'lr'"),
+        *(
+            ("split: {kind: classes, per_client: 2}", f"split: {{kind: dirichlet{given}}}", f"clients.split: {wrong}")
+            for given, wrong in (
+                ("", "give alpha (of each class, such as 0.5) or concentration (of all classes together), exactly one"),
+                (", alpha: 0.5, concentration: 50.0", "give alpha (of each class"),
+                (", concentration: 0.5, balanced: false", "concentration belongs to balanced splits"),
+            )
+        ),
         ("lr: 1e-3", "lr: 1e-3, nesterov: true, momentum: 0.0", "nesterov needs a momentum above 0"),
         ("seed: 1", "seed: 1\nseed: 2", "my.yaml, line 2: 'seed' is given twice"),
         ("seed: 1", "seed: [1", "my.yaml, line 2: this is not YAML"),

@@ -154,9 +154,19 @@ class ClassesSplit(Settings):
 
 class DirichletSplit(Settings):
     kind: Literal["dirichlet"]
-    alpha: float = Field(gt=0)
+    alpha: float | None = Field(None, gt=0)
+    concentration: float | None = Field(None, gt=0)
     balanced: bool = True
     per_client: int | None = Field(None, ge=1)
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "DirichletSplit":
+        if self.concentration is not None and not self.balanced:
+            raise ValueError("concentration belongs to balanced splits; with balanced: false give alpha instead")
+        if (self.alpha is None) == (self.concentration is None):
+            both = "alpha (of each class, such as 0.5) or concentration (of all classes together)"
+            raise ValueError(f"give {both}, exactly one of them")
+        return self
 
 
 class FlwrSplit(Settings):

@@ -3,7 +3,7 @@
 import difflib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,10 +76,30 @@ def parse_experiment(text: str, source: str = "experiment", overrides: Sequence[
     return parse(Experiment, text, source, overrides)
 
 
-def parse(kind: type[Parsed], text: str, source: str, overrides: Sequence[str] = ()) -> Parsed:
+def parse_kept(text: str, source: str) -> Experiment:
+    """An experiment as a run or sweep wrote it down, every default filled in; perhaps by an older version."""
+    return parse(Experiment, text, source, translate=_from_older_version)
+
+
+def _from_older_version(data: dict[str, Any]) -> None:
+    """There was no `concentration`, and `alpha` was the total concentration if a Dirichlet split was balanced."""
+    match data:
+        case {"clients": {"split": {"kind": "dirichlet", "balanced": True, "alpha": alpha} as split}}:
+            if "concentration" not in split:
+                split["alpha"], split["concentration"] = None, alpha
+
+
+def parse(
+    kind: type[Parsed],
+    text: str,
+    source: str,
+    overrides: Sequence[str] = (),
+    translate: Callable[[dict[str, Any]], None] = lambda data: None,
+) -> Parsed:
     """YAML text as checked settings of some kind; what is wrong with it is told with its line."""
     places: dict[Location, str] = {}
     data = _read_yaml(text, source, places)
+    translate(data)
     for override in overrides:
         _apply(data, override, places)
     try:

@@ -1,5 +1,6 @@
 """Every split keeps the promises of `split_clients`, and each keeps its own."""
 
+import itertools
 import subprocess
 import sys
 import time
@@ -35,6 +36,10 @@ def classes_split(per_client: int, assign: str = "even", limit: int | None = Non
 
 def dirichlet_split(alpha: float, balanced: bool = True, per_client: int | None = None) -> DirichletSplit:
     return DirichletSplit(kind="dirichlet", alpha=alpha, balanced=balanced, per_client=per_client)
+
+
+def hsu_split(concentration: float, per_client: int | None = None) -> DirichletSplit:
+    return DirichletSplit(kind="dirichlet", concentration=concentration, per_client=per_client)
 
 
 def flwr_split(partitioner: str, **arguments: object) -> FlwrSplit:
@@ -369,17 +374,52 @@ def test_small_alpha_gives_few_classes_and_large_alpha_the_prior() -> None:
     assert (np.abs(near - prior) < 5 * np.sqrt(prior * (1 - prior) / 500)).all()  # five deviations of a multinomial
 
 
-def test_alpha_is_the_total_concentration() -> None:
-    """If q ~ Dir(alpha * p) then E q = p and Var q_c = p_c (1 - p_c) / (alpha + 1).
+def test_concentration_is_the_total() -> None:
+    """If q ~ Dir(s * p) then E q = p and Var q_c = p_c (1 - p_c) / (s + 1).
 
-    A client's share of class c in m draws has the variance p_c (1 - p_c) (1 + (m - 1) / (alpha + 1)) / m.
+    A client's share of class c in m draws has the variance p_c (1 - p_c) (1 + (m - 1) / (s + 1)) / m.
     """
-    p, alpha, m = np.array([0.1, 0.2, 0.7]), 4.0, 200
+    p, s, m = np.array([0.1, 0.2, 0.7]), 4.0, 200
     labels = np.repeat(np.arange(3), (p * 4_000_000).astype(int))
-    shares = table(split_clients(labels, 3, 2000, dirichlet_split(alpha, per_client=m), 0), labels, 3) / m
-    variance = p * (1 - p) * (1 + (m - 1) / (alpha + 1)) / m
+    shares = table(split_clients(labels, 3, 2000, hsu_split(s, per_client=m), 0), labels, 3) / m
+    variance = p * (1 - p) * (1 + (m - 1) / (s + 1)) / m
     assert np.allclose(shares.mean(axis=0), p, atol=5 * np.sqrt(variance.max() / 2000))
-    assert np.allclose(shares.var(axis=0), variance, rtol=0.2)  # alpha * C in its place would be 60% lower
+    assert np.allclose(shares.var(axis=0), variance, rtol=0.2)  # with 3 s in its place it would be 60% lower
+
+
+def effective_classes(split: Split, labels: np.ndarray, classes: int) -> float:
+    """exp of the entropy of a client's class proportions, averaged over the clients."""
+    q = table(split, labels, classes) / sizes_of(split)[:, None]
+    return float(np.exp(-(q * np.log(np.where(q > 0, q, 1))).sum(axis=1)).mean())
+
+
+@pytest.mark.parametrize(("classes", "count"), [(100, 100), (100, 37), (10, 50)])
+def test_the_smaller_the_concentration_the_fewer_classes(classes: int, count: int) -> None:
+    """Also of the last clients, who find most classes empty."""
+    labels = np.repeat(np.arange(classes), 50)
+    least = max(1.0, classes / count)  # no client can do with fewer, for all samples are handed out
+    for seed in range(3):
+        found = [
+            effective_classes(split_clients(labels, classes, count, hsu_split(one), seed), labels, classes)
+            for one in (1e-8, 1e-4, 1e-2, 0.1, 0.5, 2.0, 10.0, 100.0)
+        ]
+        assert all(more > 0.97 * less for less, more in itertools.pairwise(found))  # the first three are nearly alike
+        assert found[-1] > 4 * found[0] and found[0] < 1.3 * least + 0.2
+
+
+def test_alpha_is_that_of_flower() -> None:
+    """Dir(0.5) gives as many of 100 classes as the partitioner of flwr-datasets does, where sizes vary."""
+    labels = np.repeat(np.arange(100), 100)
+    theirs = flwr_split("DirichletPartitioner", alpha=0.5, min_partition_size=1, self_balancing=False)
+    kinds = (theirs, dirichlet_split(0.5, balanced=False), dirichlet_split(0.5), hsu_split(50.0))
+    flower, spread, drawn, in_total = (
+        effective_classes(split_clients(labels, 100, 20, kind, 0), labels, 100) for kind in kinds
+    )
+    assert spread == pytest.approx(flower, rel=0.1)
+    assert drawn == pytest.approx(flower, rel=0.3) and in_total == drawn
+    labels = np.repeat(np.arange(4), [10, 20, 30, 40])  # alpha is concentration over the number of classes here, too
+    parts = [split_clients(labels, 4, 5, kind, 0).clients.positions for kind in (dirichlet_split(0.5), hsu_split(2.0))]
+    assert np.array_equal(*parts)
 
 
 def test_unbalanced_follows_its_distribution() -> None:
@@ -395,12 +435,18 @@ def test_unbalanced_follows_its_distribution() -> None:
     assert steep.notes[0].endswith("clients drew nothing and got one sample each from the largest client")
 
 
+PRIOR = np.array([0.4, 1.0, 0.2, 2.0])
+
+
 def draw_one_at_a_time(pool: np.ndarray, want: int, q: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """The obvious twin of `_draw`."""
     taken = np.zeros_like(pool)
     for _ in range(want):
+        left = np.flatnonzero(taken < pool)
+        if q[left].sum() == 0:
+            q = np.zeros(len(pool))
+            q[left] = generator.dirichlet(PRIOR[left])
         weights = np.where(taken < pool, q, 0)
-        weights = weights if weights.sum() > 0 else pool - taken
         taken[generator.choice(len(pool), p=weights / weights.sum())] += 1
     return taken
 
@@ -409,7 +455,7 @@ def draw_one_at_a_time(pool: np.ndarray, want: int, q: np.ndarray, generator: np
 def test_draw_is_drawing_one_at_a_time(q) -> None:
     pool, want, tries = np.array([5, 3, 8, 4]), 12, 1500
     generator = np.random.default_rng(0)
-    fast = np.array([module._draw(pool, want, np.array(q), generator) for _ in range(tries)])
+    fast = np.array([module._draw(pool, want, np.array(q), PRIOR, generator) for _ in range(tries)])
     slow = np.array([draw_one_at_a_time(pool, want, np.array(q), generator) for _ in range(tries)])
     assert (fast.sum(axis=1) == want).all()
     assert (fast <= pool).all()

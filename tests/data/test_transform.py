@@ -126,7 +126,7 @@ def test_a_random_resized_crop_is_cut_and_resized_with_antialiasing(
 
 
 def test_a_crop_that_shrinks_averages_noise() -> None:
-    """From 256 to 32 pixels a triangle over 16 x 16 pixels leaves little of the noise; a few points of it leave most."""
+    """From 256 to 32 pixels, a triangle over 16 x 16 pixels leaves little of it; four points would leave most."""
     noise = torch.randint(0, 256, (4, 3, 256, 256), generator=torch.Generator().manual_seed(0)).float()
     whole = F.interpolate(noise, size=(32, 32), mode="bilinear", align_corners=False, antialias=True)
     shrunk = random_resized_crop(noise, 32, (0.9, 1.0), torch.Generator().manual_seed(1))

@@ -513,7 +513,7 @@ def test_each_client_is_evaluated_on_what_it_held_out(experiment: Maker, tmp_pat
 
 
 def test_without_a_holdout_by_class_shares(experiment: Maker, tmp_path: Path) -> None:
-    settings = experiment("evaluate.clients=true", "clients.split={kind: dirichlet, alpha: 0.5}")
+    settings = experiment("evaluate.clients=true", "clients.split={kind: dirichlet, concentration: 0.5}")
     result = run(settings, tmp_path / "run")["clients"]
     bench = Workbench(settings.resolved(), Observer())
     with torch.no_grad():

@@ -2,22 +2,25 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
+from fedsieve.experiment_file import load_experiment
 from fedsieve.federate.versions import Versions
 from fedsieve.observer import Observer
 from fedsieve.runs.checkpoint import Checkpoint, Progress, load_newest, save
-from fedsieve.runs.folder import RunFolder
+from fedsieve.runs.folder import RunFolder, read_experiment
 
 Maker = Callable[..., Experiment]
 
@@ -184,3 +187,27 @@ def test_a_checkpoint_is_as_small_as_what_changed(tmp_path: Path) -> None:
     changed[900_000:900_100] = 3
     save(tmp_path, Checkpoint(Progress(), torch.randn(1_000_000), None, Versions(changed, torch.zeros(2).int())))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2000
+
+
+@pytest.mark.parametrize(("balanced", "now"), [(True, "concentration"), (False, "alpha")])
+def test_a_run_of_the_time_when_alpha_was_the_total_concentration(
+    experiment: Maker, tmp_path: Path, balanced: bool, now: str
+) -> None:
+    """Its experiment.yaml has `alpha` and no `concentration`, and keeps its meaning; one of today has both keys."""
+    settings = experiment(f"clients.split={{kind: dirichlet, {now}: 0.5, balanced: {str(balanced).lower()}}}")
+    run(settings, tmp_path / "run")
+    file = tmp_path / "run" / "experiment.yaml"
+    written = yaml.safe_load(file.read_text())
+    assert {"alpha", "concentration"} <= written["clients"]["split"].keys()
+    del written["clients"]["split"]["concentration"]
+    written["clients"]["split"]["alpha"] = 0.5
+    file.write_text(yaml.safe_dump(written))
+
+    split = read_experiment(tmp_path / "run").clients.split
+    assert getattr(split, now) == 0.5 and split == settings.clients.split
+    with pytest.raises(InputError, match="holds a finished run of this experiment"):
+        RunFolder(tmp_path / "run", settings.resolved(), resume=False)
+    with pytest.raises(InputError, match=r"a different run \(clients.split.alpha is") if balanced else nullcontext():
+        other = experiment(f"clients.split={{kind: dirichlet, alpha: 0.5, balanced: {str(balanced).lower()}}}")
+        RunFolder(tmp_path / "run", other.resolved(), resume=True)
+    assert load_experiment(str(file)).clients.split.alpha == 0.5  # as a file of a person, it says what it says

@@ -95,25 +95,27 @@ def split_classes(
 def split_dirichlet(
     labels: np.ndarray, classes: int, count: int, settings: "DirichletSplit", generator: Generator
 ) -> Split:
-    """Class proportions from a Dirichlet distribution; a smaller `alpha` makes the clients differ more.
+    """Class proportions from a Dirichlet distribution; a smaller `alpha` or `concentration` makes clients differ more.
 
-    `balanced: true` is Hsu et al. 2019 (arXiv:1909.06335): client i draws q_i ~ Dir(alpha * p) over the classes
-    and then samples by q_i without replacement; all clients are equally large. p is the class distribution of
-    `labels` and sums to 1, so the total concentration is `alpha` itself. With C equal classes that is
-    Dir(alpha/C, …, alpha/C): an `a` quoted for Dir(a, …, a) over classes is alpha = C * a here. Clients draw
-    one after another and the last get what the others left, unless `per_client` leaves plenty for everybody.
-    `balanced: false` is Yurochkin et al. 2019 (arXiv:1905.12022): class c is spread over the clients by
-    p_c ~ Dir(alpha, …, alpha), one entry per client, so the sizes vary too.
+    `balanced: true` is Hsu et al. 2019 (arXiv:1909.06335): client i draws q_i ~ Dir(concentration * p) over the classes
+    and then samples by q_i without replacement; all clients are equally large. p are the class frequencies. `alpha` is
+    concentration over the number of classes: Dir(alpha, …, alpha) if they are equally large. Clients draw one after
+    another and the last get what the others left, unless `per_client` leaves plenty for everybody.
+    `balanced: false` is Yurochkin et al. 2019 (arXiv:1905.12022), and what Flower, PFLlib and FL-bench do: class c is
+    spread over the clients by p_c ~ Dir(alpha, …, alpha), one entry per client, so the sizes vary too.
     """
     sizes = np.bincount(labels)
-    alpha = np.clip(settings.alpha, 1e-12, 1e12)  # already at its limits there; beyond, floats give 0/0
+    given = settings.concentration or 0.0
+    if settings.alpha is not None:
+        given = settings.alpha * (classes if settings.balanced else 1)
+    given = float(np.clip(given, 1e-12, 1e12))  # already at the limits there; beyond, floats give 0/0
     if settings.balanced:
-        return _deal(labels, *_draw_by_client(sizes, count, alpha, settings.per_client, generator), generator)
+        return _deal(labels, *_draw_by_client(sizes, count, given, settings.per_client, generator), generator)
     if settings.per_client is not None:
         raise InputError(
             "clients.split.per_client needs equal clients; use clients.split.balanced: true, or leave it out"
         )
-    return _deal(labels, *_spread_by_class(sizes, count, alpha, generator), generator)
+    return _deal(labels, *_spread_by_class(sizes, count, given, generator), generator)
 
 
 def split_flwr(labels: np.ndarray, classes: int, count: int, settings: "FlwrSplit", generator: Generator) -> Split:
@@ -226,33 +228,35 @@ def _round(shares: np.ndarray) -> np.ndarray:
 
 
 def _draw_by_client(
-    sizes: np.ndarray, count: int, alpha: float, per_client: int | None, generator: Generator
+    sizes: np.ndarray, count: int, concentration: float, per_client: int | None, generator: Generator
 ) -> tuple[np.ndarray, list[str]]:
-    """Samples per client and class, and notes: equal clients draw by q_i ~ Dir(alpha * p), one after another."""
+    """Samples per client and class, and notes: equal clients draw by q_i ~ Dir(concentration * p), one by one."""
     n = int(sizes.sum())
     if per_client is not None and count * per_client > n:
         short = f"clients.split.per_client is {per_client:,}, but {_many(count, 'client')} share only {n:,} samples"
         raise InputError(f"{short}; use at most {n // count:,}")
     handed = n if per_client is None else count * per_client
     pool = sizes.copy()
-    counts = np.zeros((count, len(sizes)), dtype=np.int32)
-    for i, q in enumerate(generator.dirichlet(alpha * sizes / n, size=count)):
-        counts[i] = _draw(pool, handed // count + (i < handed % count), q, generator)
+    counts, prior = np.zeros((count, len(sizes)), dtype=np.int32), concentration * sizes / n
+    for i, q in enumerate(generator.dirichlet(prior, size=count)):
+        counts[i] = _draw(pool, handed // count + (i < handed % count), q, prior, generator)
         pool -= counts[i]
     return counts, [f"left out: {_many(n - handed, 'sample')} above clients.split.per_client"] if handed < n else []
 
 
-def _draw(pool: np.ndarray, want: int, q: np.ndarray, generator: Generator) -> np.ndarray:
-    """Draw `want` samples by class proportions q; a class that has run out is drawn no more.
+def _draw(pool: np.ndarray, want: int, q: np.ndarray, prior: np.ndarray, generator: Generator) -> np.ndarray:
+    """Draw `want` samples by class proportions q ~ Dir(prior); a class that has run out is drawn no more.
 
     Draws that find their class empty are made again by q over the classes that are left, which is the same
     as drawing one at a time. Each turn ends the draw or empties a class, so it ends.
     """
     taken = np.zeros_like(pool)
     while missing := want - int(taken.sum()):
-        weights = np.where(taken < pool, q, 0)
-        if weights.sum() < 1e-200:  # q gives what is left no chance (tiny alpha): draw it as it comes
-            weights = pool - taken
+        left = taken < pool
+        if q[left].sum() < 1e-200:  # too small for floats: draw q over the classes left anew, from Dir(prior) over them
+            q = np.zeros(len(pool))
+            q[left] = generator.dirichlet(prior[left])
+        weights = np.where(left, q, 0)
         taken = np.minimum(taken + generator.multinomial(missing, weights / weights.sum()), pool)
     return taken
 

@@ -122,7 +122,7 @@ def random_crops(
     area = height * width * (scale[0] + (scale[1] - scale[0]) * area)
     aspect = torch.exp(ASPECT * (2 * aspect - 1))
     columns, rows = (area * aspect).sqrt().round().long(), (area / aspect).sqrt().round().long()
-    fits = (0 < columns) & (columns <= width) & (0 < rows) & (rows <= height)
+    fits = (columns > 0) & (columns <= width) & (rows > 0) & (rows <= height)
     first = fits.int().argmax(dim=0)[None]  # of several largest, argmax takes the first
     some, columns, rows = fits.any(dim=0), columns.gather(0, first)[0], rows.gather(0, first)[0]
     columns = columns.where(some, min(width, round(height * math.exp(ASPECT))))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError
-from fedsieve.experiment_file import parse_experiment
+from fedsieve.experiment_file import parse_kept
 from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
@@ -48,7 +48,7 @@ class RunFolder:
             if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise InputError(f"--out {self.path} holds something else than a run; give the name of a new folder")
             return
-        earlier = parse_experiment(file.read_text(), str(file))
+        earlier = parse_kept(file.read_text(), str(file))
         if not earlier.same_outcome(self.experiment):
             there, here = (one.outcome().model_dump(mode="json") for one in (earlier, self.experiment))
             key, old, new = _first_difference(there, here)
@@ -190,7 +190,7 @@ def read_experiment(run: Path) -> Experiment:
     path = run / "experiment.yaml"
     if not path.exists():
         raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
-    return parse_experiment(_text(path), str(path))
+    return parse_kept(_text(path), str(path))
 
 
 def require(found: Any, keys: Iterable[str], path: Path, place: str = "") -> None:

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError, WorkerError
 from fedsieve.experiment import check_all, run
-from fedsieve.experiment_file import parse_experiment
+from fedsieve.experiment_file import parse_kept
 from fedsieve.observer import Observer, Relay
 from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.runs.atomic import write_text
@@ -116,7 +116,7 @@ def prepare(sweep: Sweep, out: Path) -> Trials:
 def refuse_another_experiment(sweep: Sweep, file: Path) -> None:
     """Fail if the sweep in a folder varied another experiment: at a point it wrote down, both must be the same."""
     before = yaml.safe_load(file.read_text())
-    base = parse_experiment(yaml.safe_dump(before["base"]), f"{file}, base")
+    base = parse_kept(yaml.safe_dump(before["base"]), f"{file}, base")
     if not base.same_outcome(sweep.experiment_at(before.get("at", {}))):
         raise InputError(f"--out {file.parent} holds a sweep of another experiment; give another folder")
 
