@@ -132,8 +132,12 @@ Head = Annotated[
 ]
 
 
+Positions = Literal["hugging_face", "authors"]  # whose way to interpolate position embeddings
+
+
 class ModelSettings(Settings):
     backbone: str = "pico"
+    positions: Positions = "hugging_face"
     head: Head = "linear"
     init: str | None = None
 

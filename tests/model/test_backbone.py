@@ -136,6 +136,8 @@ def test_any_other_model_is_used_as_it_is(tmp_path: Path) -> None:
     ours = load_backbone(str(tmp_path), 32)
     images = random_images(32)
     assert isinstance(ours, HuggingFaceBackbone) and ours.width == 16
+    with pytest.raises(InputError, match=r"model\.positions: authors is for ViT, DINO and DINOv2; .* use hugging_face"):
+        load_backbone(str(tmp_path), 32, "authors")
     with torch.no_grad():
         assert torch.allclose(ours(images), network(images).pooler_output.flatten(1), atol=1e-6)
 

@@ -195,6 +195,48 @@ def test_dinov2_with_registers_equals_the_reference(image_size: int, tmp_path: P
     assert gap(network, reference(tensors, images, heads=2), images) < 1e-4
 
 
+def cubic(x: float) -> float:
+    """Keys' kernel with a = -0.75, as torch has it."""
+    a, x = -0.75, abs(x)
+    if x < 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * (x**3 - 5 * x**2 + 8 * x - 4) if x < 2 else 0.0
+
+
+def read_by_hand(table: Tensor, side: int, offset: float) -> Tensor:
+    """DINO's interpolate_pos_encoding, number by number: new i is at (i + 0.5) * old / (side + offset) - 0.5."""
+    old = math.isqrt(table.shape[1] - 1)
+    grid = table[0, 1:].double().reshape(old, old, -1)
+    weights = torch.zeros(side, old, dtype=torch.float64)
+    for i in range(side):
+        place = (i + 0.5) * old / (side + offset) - 0.5
+        for j in range(math.floor(place) - 1, math.floor(place) + 3):
+            weights[i, min(max(j, 0), old - 1)] += cubic(place - j)  # the border is repeated
+    read = torch.einsum("ia,jb,abw->ijw", weights, weights, grid)
+    return torch.cat((table[:, :1].double(), read.reshape(1, side * side, -1)), dim=1)
+
+
+@pytest.mark.parametrize("side", [2, 4, 5, 8])
+@pytest.mark.parametrize("registers", [0, 4])
+def test_positions_are_interpolated_as_hugging_face_or_the_authors_do(
+    side: int, registers: int, tmp_path: Path
+) -> None:
+    tensors = dino_tensors(width=16, depth=1, patch=4, side=5, hidden=8, registers=registers)
+    save_file(tensors, tmp_path / "file.safetensors")
+    theirs, ours = (
+        load_backbone(str(tmp_path / "file.safetensors"), 4 * side, way).pos_embed  # type: ignore[arg-type, union-attr]
+        for way in ("authors", "hugging_face")
+    )
+    assert torch.equal(ours, load_backbone(str(tmp_path / "file.safetensors"), 4 * side).pos_embed)  # type: ignore[union-attr]
+    if registers or side == 5:  # no offset with registers, and nothing to interpolate at the size it was trained at
+        assert torch.equal(theirs, ours)
+        return
+    table = tensors["pos_embed"]
+    assert (ours - read_by_hand(table, side, 0.0)).abs().max() < 1e-5
+    assert (theirs - read_by_hand(table, side, 0.1)).abs().max() < 1e-5
+    assert (theirs - ours).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize(("width", "heads"), [(192, 3), (384, 6), (768, 12), (1024, 16), (64, 1), (32, 1)])
 def test_heads_of_a_checkpoint_file_are_64_wide(width: int, heads: int, tmp_path: Path) -> None:
     save_file(dino_tensors(width, depth=1, patch=16, side=2, hidden=8), tmp_path / "file.safetensors")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedsieve.config import Positions
 from fedsieve.errors import InputError
 from fedsieve.model.checkpoint import (
     check_image_size,
@@ -43,42 +44,50 @@ class HuggingFaceBackbone(nn.Module):
 Backbone = ViT | HuggingFaceBackbone
 
 
-def load_backbone(name: str, image_size: int) -> Backbone:
-    """The backbone that `model.backbone` names, ready for images of `image_size` pixels."""
+def load_backbone(name: str, image_size: int, positions: Positions = "hugging_face") -> Backbone:
+    """The backbone that `model.backbone` names, ready for images of `image_size` pixels.
+
+    `positions` is whose way its position embeddings are interpolated, see `vit_from_tensors`.
+    """
     if name == "pico":
         path = Path(str(resources.files("fedsieve") / "model" / "pico.safetensors"))
-        return _from_file(path, image_size, "pico")
+        return _from_file(path, image_size, "pico", positions)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _from_folder(path, image_size)
+        return _from_folder(path, image_size, positions)
     if path.is_file():
-        return _from_file(path, image_size, str(path))
+        return _from_file(path, image_size, str(path), positions)
     if path.suffix in (".pth", ".pt", ".bin", ".safetensors") or name.startswith((".", "/", "~")):
         raise InputError(f"model.backbone: {name} does not exist; give a checkpoint file, a folder or a hub name")
-    return _from_folder(_download(name), image_size)
+    return _from_folder(_download(name), image_size, positions)
 
 
-def _from_file(path: Path, image_size: int, source: str) -> ViT:
+def _from_file(path: Path, image_size: int, source: str, positions: Positions) -> ViT:
     tensors = read_tensors(path)
     if "patch_embed.proj.weight" in tensors:
-        return vit_from_tensors(tensors, shape_of(tensors, source), image_size, source)
+        return vit_from_tensors(tensors, shape_of(tensors, source), image_size, source, positions)
     tensors = rename_hugging_face(tensors)
     shape = shape_of(tensors, source)
     if path.with_name("config.json").exists():  # it knows the number of heads, which the tensors do not show
         shape = shape_of_config(read_hugging_face_config(path.parent), tensors, source)
-    return vit_from_tensors(tensors, shape, image_size, source)
+    return vit_from_tensors(tensors, shape, image_size, source, positions)
 
 
-def _from_folder(folder: Path, image_size: int) -> Backbone:
+def _from_folder(folder: Path, image_size: int, positions: Positions) -> Backbone:
     config = read_hugging_face_config(folder)
     plain = config.get("hidden_act", "gelu") == "gelu" and config.get("qkv_bias", True)
     if config.get("model_type") not in OUR_VIT or not plain or config.get("use_swiglu_ffn"):
+        if positions != "hugging_face":
+            raise InputError(
+                f"model.positions: {positions} is for ViT, DINO and DINOv2; {folder} is none, use hugging_face"
+            )
         return _from_transformers(folder, image_size)
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
         raise InputError(f"{folder} holds no weights; expected model.safetensors or pytorch_model.bin")
     tensors = rename_hugging_face({name: tensor for file in files for name, tensor in read_tensors(file).items()})
-    return vit_from_tensors(tensors, shape_of_config(config, tensors, str(folder)), image_size, str(folder))
+    shape = shape_of_config(config, tensors, str(folder))
+    return vit_from_tensors(tensors, shape, image_size, str(folder), positions)
 
 
 def _from_transformers(folder: Path, image_size: int) -> HuggingFaceBackbone:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedsieve.config import Positions
 from fedsieve.errors import InputError
 from fedsieve.model.vit import ViT, ViTShape
 
@@ -122,14 +123,18 @@ def shape_of_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], so
     )
 
 
-def resize_positions(positions: Tensor, patches_per_side: int, antialias: bool) -> Tensor:
-    """Position embeddings for another image size: bicubic over the grid of patches, the class token's kept."""
+def resize_positions(positions: Tensor, patches_per_side: int, antialias: bool, offset: float = 0.0) -> Tensor:
+    """Position embeddings for another image size: bicubic over the grid of patches, the class token's kept.
+
+    New position i is read at (i + 0.5) * side / (patches_per_side + offset) - 0.5 of the old grid.
+    """
     side = round((positions.shape[1] - 1) ** 0.5)
     if side == patches_per_side:
         return positions
     grid = positions[:, 1:].float().reshape(1, side, side, -1).permute(0, 3, 1, 2)
-    size = (patches_per_side, patches_per_side)
-    grid = F.interpolate(grid, size=size, mode="bicubic", align_corners=False, antialias=antialias)
+    # Given a factor, torch computes with it where to read, and rounds the size down.
+    size = {"scale_factor": ((patches_per_side + offset) / side,) * 2} if offset else {"size": (patches_per_side,) * 2}
+    grid = F.interpolate(grid, **size, mode="bicubic", align_corners=False, antialias=antialias)
     return torch.cat((positions[:, :1].float(), grid.flatten(2).transpose(1, 2)), dim=1)
 
 
@@ -142,8 +147,14 @@ def check_image_size(image_size: int, patch_size: int) -> None:
         )
 
 
-def vit_from_tensors(tensors: dict[str, Tensor], shape: ViTShape, image_size: int, source: str) -> ViT:
-    """Build the network for `image_size` and fill it, checking each tensor."""
+def vit_from_tensors(
+    tensors: dict[str, Tensor], shape: ViTShape, image_size: int, source: str, positions: Positions = "hugging_face"
+) -> ViT:
+    """Build the network for `image_size` and fill it, checking each tensor.
+
+    Positions are interpolated as Hugging Face does it, or as the authors of DINO and DINOv2 do in their code: there
+    the sizes are 0.1 larger, but not with registers (their `interpolate_offset`).
+    """
     check_image_size(image_size, shape.patch_size)
     if shape.width % shape.heads:
         raise InputError(f"{source} does not fit: a width of {shape.width} cannot be shared by {shape.heads} heads")
@@ -151,7 +162,8 @@ def vit_from_tensors(tensors: dict[str, Tensor], shape: ViTShape, image_size: in
     side = image_size // shape.patch_size
     tensors = {name: tensor.float() for name, tensor in tensors.items() if not UNUSED.match(name)}
     antialias = shape.registers > 0  # as the authors of DINOv2 do it: with registers, but not without
-    tensors["pos_embed"] = resize_positions(tensors["pos_embed"], side, antialias)
+    offset = 0.1 if positions == "authors" and not shape.registers else 0.0
+    tensors["pos_embed"] = resize_positions(tensors["pos_embed"], side, antialias, offset)
     fill(network, tensors, source)
     return network
 

@@ -66,7 +66,7 @@ def initialize_head(head: nn.Module, generator: torch.Generator) -> None:
 def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
     """The model that an experiment starts from."""
     assert experiment.data.image_size is not None
-    backbone = load_backbone(experiment.model.backbone, experiment.data.image_size)
+    backbone = load_backbone(experiment.model.backbone, experiment.data.image_size, experiment.model.positions)
     blocks = len(getattr(backbone, "blocks", ()))
     for number, phase in enumerate(experiment.phases):
         wrong = [block for block in getattr(phase.train, "blocks", ()) if not 0 <= block < blocks]
