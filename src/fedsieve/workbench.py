@@ -274,9 +274,13 @@ class DataHolders:
         return self.bench.client_data(client, self.depth)
 
     def server(self) -> ClientData:
-        generator = numpy_generator(self.seed, "server samples")
-        positions = np.sort(generator.permutation(self.bench.training)[: self.samples])
-        return self.bench.training_data(SERVER, positions, self.depth)
+        return self.bench.training_data(SERVER, self.server_positions(), self.depth)
+
+    def server_positions(self) -> np.ndarray:
+        """A draw of training samples, without those that clients hold out: a mask must not know what evaluates it."""
+        held, training = self.bench.held_out, self.bench.training
+        training = training if held is None else np.setdiff1d(training, training[held.positions])
+        return np.sort(numpy_generator(self.seed, "server samples").permutation(training)[: self.samples])
 
 
 def fingerprint_of(data: Dataset, *weights: Tensor) -> str:

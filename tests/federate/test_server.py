@@ -21,9 +21,10 @@ from fedsieve.federate.server import Server
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.observer import Observer
+from fedsieve.randomness import numpy_generator
 from fedsieve.runs.folder import read_metrics, read_result
 from fedsieve.sieve.mask import Mask
-from fedsieve.workbench import Workbench
+from fedsieve.workbench import DataHolders, Workbench
 
 Maker = Callable[..., Experiment]
 HEADERS = 1000  # more bytes than the headers of one client's messages take
@@ -510,6 +511,24 @@ def test_each_client_is_evaluated_on_what_it_held_out(experiment: Maker, tmp_pat
     assert result["mean"] == pytest.approx(np.mean(accuracies))
     assert result["worst_tenth"] == pytest.approx(min(accuracies))  # of six clients
     assert result["deviation"] == pytest.approx(np.std(accuracies))
+
+
+@pytest.mark.parametrize("holdout", [0.0, 0.3])
+def test_the_server_calibrates_with_nothing_that_clients_hold_out(experiment: Maker, holdout: float) -> None:
+    bench = Workbench(experiment(f"clients.holdout={holdout}").resolved(), Observer())
+    held = bench.training[bench.held_out.positions] if bench.held_out is not None else np.empty(0, dtype=int)
+    everything = DataHolders(bench, 0, len(bench.training), 1)
+    assert everything.server_positions().tolist() == sorted({*bench.training.tolist()} - {*held.tolist()})
+    some = DataHolders(bench, 0, 40, 1)
+    data = some.server()
+    assert len(data) == 40 and torch.equal(
+        data.labels, bench.data.train.labels[torch.from_numpy(some.server_positions())]
+    )
+    if not holdout:  # as it always was
+        drawn = numpy_generator(1, "server samples").permutation(bench.training)[:40]
+        assert some.server_positions().tolist() == sorted(drawn.tolist())
+    else:
+        assert len(held) > 0.2 * len(bench.training)
 
 
 def test_without_a_holdout_by_class_shares(experiment: Maker, tmp_path: Path) -> None:

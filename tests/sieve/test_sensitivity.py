@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.sieve.sensitivity import sensitivity
 
+pytestmark = pytest.mark.filterwarnings("ignore:the sensitivity of")  # a test of its own is about that
 Batches = list[tuple[Tensor, Tensor]]
 EVERY_KIND = ViTShape(
     image_size=16, patch_size=8, width=12, depth=2, heads=3, hidden=20, layer_scale=True, registers=2, epsilon=1e-6
