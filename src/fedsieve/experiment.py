@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.config import Experiment, PhaseSettings
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import RunError
 from fedsieve.evaluate import Score, fairness
 from fedsieve.federate.versions import Versions
 from fedsieve.model.classifier import load_classifier
@@ -47,16 +47,17 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
     bench = Workbench(experiment, observer)
     phases, fingerprint = plan(experiment, bench), bench.fingerprint
     try:
-        saved = folder.start()
-        for path in folder.damaged:
+        saved = folder.start(fingerprint)
+        for path, damaged in folder.damaged.items():
+            what = "is damaged" if damaged == path else f"cannot be used, for {damaged} is damaged or gone"
             observer.note(
-                f"checkpoint {path.name} is damaged; {'going on from the one before' if saved else 'starting over'}"
+                f"checkpoint {path.name} {what}; {'going on from the one before' if saved else 'starting over'}"
             )
-        if saved is not None and saved.progress.fingerprint != fingerprint:
-            raise InputError(f"--out {out} was started with other data or another backbone; give another folder")
         folder.save_split(bench.holdings())
         versions = Versions.at_start(bench.model, experiment.clients.count, experiment.clients.have_backbone)
-        state = Checkpoint(Progress(fingerprint=fingerprint), bench.model.vector, None, versions)
+        assert isinstance(experiment.threads, int)
+        progress = Progress(fingerprint=fingerprint, threads=experiment.threads)
+        state = Checkpoint(progress, bench.model.vector, None, versions)
         state = state if saved is None else saved.onto(state)
         with at_work(experiment, bench, folder.path) as crew:
             for phase in phases[state.progress.phase :]:

@@ -14,7 +14,7 @@ from fedsieve.federate.client import Context, train_client
 from fedsieve.federate.clients import Clients, LocalUpdate
 from fedsieve.federate.drift import Interference, block_ranges
 from fedsieve.federate.exchange import Exchange
-from fedsieve.federate.masks import Masks
+from fedsieve.federate.masks import SHARED, Masks
 from fedsieve.federate.mixing import Mixing, state_bytes
 from fedsieve.federate.ridge import RidgeRegression, ridge_sizes, ridge_statistics
 from fedsieve.federate.server import Aggregator, Server
@@ -23,7 +23,7 @@ from fedsieve.federate.versions import Versions
 from fedsieve.model.features import feature_depth
 from fedsieve.model.flat import Scope
 from fedsieve.runs.checkpoint import Checkpoint
-from fedsieve.runs.folder import RunFolder, start_of_phase
+from fedsieve.runs.folder import START, TOTAL, RunFolder, keep_start, load_start
 from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.workbench import DataHolders, Workbench
 
@@ -81,6 +81,8 @@ def scope_of(settings: PhaseSettings, bench: Workbench) -> Scope:
 def prepare(experiment: Experiment, phase: Phase, bench: Workbench, state: Checkpoint, folder: RunFolder) -> Server:
     """Everything that comes before a phase's next round: masks, frozen outputs, what clients remember."""
     settings, scope, clients, done = phase.settings, phase.scope, experiment.clients, state.progress.round
+    if done == 0 and settings.mask is not None and settings.mask.needs_start:
+        keep_start(folder.path, settings.name, scope.read())
     their_side = begin(experiment, phase, bench, state.versions, done, folder.path)
     begin_masks(experiment, phase, bench, their_side, is_new=done == 0)
     add_mixing(experiment, phase, bench, their_side, folder.path)
@@ -98,12 +100,24 @@ def prepare(experiment: Experiment, phase: Phase, bench: Workbench, state: Check
         aggregator=phase.aggregator,
         their_side=their_side,
         exchange=their_side.exchange,
-        memory=folder.client_store(settings.name, state.progress),
+        memory=folder.client_store(settings.name, state.progress, needed_files(experiment, phase, folder.path)),
         ask=bench.ask,
         sizes=bench.split.clients.sizes,
         interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, bench.device),
         warn=bench.observer.warning,
     )
+
+
+def needed_files(experiment: Experiment, phase: Phase, folder: Path) -> list[Path]:
+    """What is made at a phase's start and cannot be made again after its first round."""
+    name, mask, needed = phase.settings.name, phase.settings.mask, []
+    if mask is not None and mask.needs_start:
+        needed.append(folder / "masks" / name / START)
+    if mask is not None and mask.file is not None:  # whoever gave that file may have changed it since
+        needed.append(folder / "masks" / name / f"{SHARED}.safetensors")
+    if experiment.clients.mixing is not None and phase.sums is None:
+        needed.append(folder / "mixing" / name / TOTAL)
+    return needed
 
 
 def begin(
@@ -125,7 +139,7 @@ def begin(
     )
     if settings.mask is not None:
         now = scope.read()
-        start = start_of_phase(folder, settings.name, now).to(bench.device) if settings.mask.needs_start else now
+        start = load_start(folder, settings.name).to(bench.device) if settings.mask.needs_start else now
         masks = masks_of(experiment, phase, bench, depth, start, folder / "masks" / settings.name)
         exchange.masks = masks
         context = replace(context, masks=masks)

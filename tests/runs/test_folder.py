@@ -1,8 +1,8 @@
 """Run folders and checkpoints: what is refused, and what survives damage."""
 
 import json
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,15 +12,19 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
+from xxhash import xxh3_128
 
 from fedsieve.config import Experiment
-from fedsieve.errors import InputError
+from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
 from fedsieve.experiment_file import load_experiment
 from fedsieve.federate.versions import Versions
 from fedsieve.observer import Observer
-from fedsieve.runs.checkpoint import Checkpoint, Progress, load_newest, save
-from fedsieve.runs.folder import RunFolder, read_experiment
+from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress, find_newest, save
+from fedsieve.runs.clients import ClientStore
+from fedsieve.runs.folder import RunFolder, keep_start, read_experiment
+from fedsieve.runs.sealed import digest_of
 
 Maker = Callable[..., Experiment]
 
@@ -75,6 +79,42 @@ def test_all_checkpoints_damaged_is_a_new_start(experiment: Maker, tmp_path: Pat
         path.write_bytes(b"nonsense")
     assert run(experiment(), out, resume=True)["model_sha256"] == expected
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 5
+
+
+def test_checkpoints_of_an_older_version_are_refused(experiment: Maker, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    interrupted(experiment(), out, 4)
+    for path in (out / "checkpoints").iterdir():
+        save_file({"vector": torch.ones(3)}, path, metadata={"progress": "{}", "digest": "0"})
+    content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(RunError, match=r"00000004\.safetensors was made by an older version; start the run anew"):
+        run(experiment(), out, resume=True)
+    assert content == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_other_peoples_hidden_files_stay(experiment: Maker, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    others = [".tmp-my-notes", ".notes.partial", ".git/.tmp-object", ".git/.index.partial", ".git/clients/.tmpA1b2C3"]
+    later = ["clients/all/.tmpA1b2C3", "clients/mine.txt", "checkpoints/.mine.partial", "masks/all/.tmpA1b2C3"]
+    ours = [
+        ".metrics.jsonl.partial",
+        "checkpoints/.00000003.safetensors.partial",
+        "masks/all/.start.safetensors.partial",
+    ]
+    ours.append("clients/all/.client-000001-round-00000004.safetensors.partial")
+
+    def put(names: list[str]) -> None:
+        for name in names:
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text("mine")
+
+    put(others)
+    interrupted(experiment("phases.1.optimizer_state=carry", "phases.1.mask={sparsity: 0.5}"), out, 4)
+    put(later + ours)
+    run(experiment("phases.1.optimizer_state=carry", "phases.1.mask={sparsity: 0.5}"), out, resume=True)
+    assert all((out / name).read_text() == "mine" for name in others + later)
+    assert not any((out / name).exists() for name in ours)
+    assert not list((out / "clients" / "all").glob("client-*"))
 
 
 def test_a_line_cut_short_is_mended(experiment: Maker, tmp_path: Path) -> None:
@@ -157,7 +197,8 @@ def test_other_data_is_noticed(experiment: Maker, images: Path, tmp_path: Path) 
 )
 def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen, block) -> None:
     """Weights that never changed are not in the file: they are those that the run starts from."""
-    folder = tmp_path_factory.mktemp("checkpoints")
+    run = tmp_path_factory.mktemp("run")
+    folder = run / "checkpoints"
     started_from = torch.arange(float(len(weights)))
     changed = torch.tensor([change for _, change in weights], dtype=torch.int32)
     values = torch.where(changed > 0, torch.tensor([value for value, _ in weights]), started_from)
@@ -170,8 +211,8 @@ def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen, blo
             oldest.append(save(folder, Checkpoint(progress, values, None, versions)))
     assert oldest == [5, 5, 6]
     assert sorted(path.name for path in folder.iterdir()) == ["00000006.safetensors", "00000007.safetensors"]
-    saved, damaged = load_newest(folder)
-    assert saved is not None and not damaged
+    (saved, before), damaged = find_newest(run)
+    assert not damaged and before.progress.rounds == 6
     (ever,) = (changed > 0).nonzero(as_tuple=True)
     assert (saved.first, len(saved.vector)) == ((int(ever[0]), int(ever[-1] - ever[0]) + 1) if len(ever) else (0, 0))
     at_start = Versions(changed.clamp(max=0), torch.full((len(seen),), -1, dtype=torch.int32))
@@ -180,6 +221,46 @@ def test_checkpoints_come_back_as_they_were(tmp_path_factory, weights, seen, blo
     assert found.vector is started_from and torch.equal(found.vector, values)
     assert torch.equal(found.versions.changed, changed)
     assert (found.versions.now, found.versions.seen.tolist()) == (9, seen)
+
+
+def test_a_checkpoint_knows_the_files_that_belong_to_it(tmp_path: Path) -> None:
+    metrics, start = tmp_path / "metrics.jsonl", tmp_path / "masks" / "all" / "start.safetensors"
+    metrics.write_bytes(b"one\ntwo\n")
+    keep_start(tmp_path, "all", torch.arange(3.0))
+    store = ClientStore(tmp_path / "clients" / "all")
+    versions = Versions(torch.ones(4).int(), torch.zeros(2).int())
+    for round in (1, 2):
+        store.write(round, round, {"old": torch.arange(3.0)})
+        files = {str(start.relative_to(tmp_path)): digest_of(start)}
+        companions = Companions(4 * round, digest(metrics, 4 * round), files, "clients/all", store.states())
+        save(tmp_path / "checkpoints", Checkpoint(Progress(rounds=round), torch.ones(4), None, versions, companions))
+    (found, _), passed = find_newest(tmp_path)
+    assert found.progress.rounds == 2 and not passed
+    assert list(found.companions.states) == list(store.states()) and found.companions.files == files
+
+    of_both = (start, metrics, store.newest(1))
+    for path, damage in [(path, damage) for path in of_both for damage in (b"", None)]:
+        with damaged(path, damage), pytest.raises(RunError, match=f"{path} is damaged or gone, .* start it anew"):
+            find_newest(tmp_path)
+    newest = tmp_path / "checkpoints" / "00000002.safetensors"
+    content = newest.read_bytes()
+    other_type = content.replace(b"F32", b"I32")
+    for path, damage in ((store.newest(2), b"x"), (metrics, b"one\ntoo\n"), (metrics, b"one\n"), (newest, other_type)):
+        with damaged(path, damage):
+            (found,), passed = find_newest(tmp_path)
+            assert found.progress.rounds == 1 and passed == {newest: path}
+
+
+@contextmanager
+def damaged(path: Path, content: bytes | None) -> Iterator[None]:
+    before = path.read_bytes()
+    path.unlink() if content is None else path.write_bytes(content)
+    yield
+    path.write_bytes(before)
+
+
+def digest(path: Path, length: int) -> str:
+    return xxh3_128(path.read_bytes()[:length]).hexdigest()
 
 
 def test_a_checkpoint_is_as_small_as_what_changed(tmp_path: Path) -> None:

@@ -69,9 +69,9 @@ class Clients:
             return Answer({"failed": reason_of(error)})
         if failure == GARBLES:
             message[len(message) // 2] ^= 1
-        if state := {**state, **late}:
-            save_state(Path(about["keep"]), state)
-        return Answer({"encodings": encodings, "remembers": bool(state)}, message)
+        state = {**state, **late}
+        digest = save_state(Path(about["keep"]), state) if state else None
+        return Answer({"encodings": encodings, "remembers": digest}, message)
 
     def _updated(
         self, broadcast: Broadcast, data: ClientData, remembered: ClientState, failure: str | None

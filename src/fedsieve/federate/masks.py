@@ -1,6 +1,7 @@
 """The masks of a phase: who calibrates them, from whose data, and when anew."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,13 +17,15 @@ from fedsieve.federate.traffic import Traffic
 from fedsieve.model.flat import Scope
 from fedsieve.profile import section
 from fedsieve.randomness import seed_at, torch_generator
+from fedsieve.runs.atomic import write_text
+from fedsieve.runs.sealed import digest_of_tensors
 from fedsieve.sieve.calibrate import calibrate_mask, damped_sensitivity
 from fedsieve.sieve.mask import Mask, shapes_of
 
 if TYPE_CHECKING:
     from fedsieve.federate.exchange import Exchange
 
-BYTES = "bytes.json"
+SHARED, BYTES = "shared", "bytes.json"  # names of files: a mask for all clients, and what making it cost
 Place = tuple[int | str, ...]  # the beginning of the address of a mask's randomness
 
 
@@ -74,11 +77,11 @@ class Masks:
         """The mask that all clients have in all rounds, if there is one."""
         if self.settings.file is not None:
             file = self.settings.file  # its copy stays with the run, whatever becomes of it
-            self._shared = self._kept("shared", lambda: Mask.load(file))
+            self._shared = self._kept(SHARED, lambda: Mask.load(file))
         elif self.settings.is_shared and self.settings.refresh == "once":
-            self._shared = self._kept("shared", lambda: self._calibrated(self._sources(), self.start))
-            if self.folder is not None and self.needs_everybody:
-                self.traffic = Traffic.load(self.folder / BYTES)
+            make = lambda: self._calibrated(self._sources(), self.start)  # noqa: E731
+            counted = self.folder / BYTES if self.folder and self.exchange and self.needs_everybody else None
+            self._shared = self._kept(SHARED, make) if counted is None else self._counted(counted, make)
         return self._shared
 
     def begin_round(self, broadcast: Broadcast) -> None:
@@ -228,20 +231,42 @@ class Masks:
         generator = torch_generator(self.seed, *place, round, "samples", data.client)
         return drawn_samples(data, asked, self.batch_size, generator)
 
+    @cached_property
+    def _origin(self) -> str:
+        """What all masks that are drawn once follow from, beside the data."""
+        start = digest_of_tensors([self.start]) if self.settings.needs_start else ""
+        return f"phase {self.phase}, seed {self.seed}, start {start}"
+
     def _kept(self, name: str, make: Callable[[], Mask]) -> Mask:
-        path = self.folder / f"{name}.safetensors" if self.folder else None
-        if path is not None and path.exists():
+        """The mask in a file, or a new one: also if the file is damaged, or holds the mask of someone else."""
+        if self.folder is None:
+            return make()
+        path, of = self.folder / f"{name}.safetensors", f"{name}, {self._origin}"
+        if path.exists():
             try:
-                return Mask.load(path)
+                return Mask.load(path, of)
             except InputError:
                 self.note(f"{path} is damaged; calibrating that mask again")
         mask = make()
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if name == "shared" and self.needs_everybody:
-                self.traffic.save(path.with_name(BYTES))  # first: a mask that is there is not made again
-            mask.save(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        mask.save(path, of)
         return mask
+
+    def _counted(self, path: Path, make: Callable[[], Mask]) -> Mask:
+        """The mask for all clients, while what making it cost is yet to be counted: it is kept in a file beside it."""
+        try:
+            self.traffic = Traffic.from_json(path.read_text(), self._origin)
+        except (OSError, ValueError):
+            path.with_name(f"{SHARED}.safetensors").unlink(missing_ok=True)  # a mask that is there is not made again
+
+        def made() -> Mask:
+            self.traffic = Traffic()
+            mask = make()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, self.traffic.to_json(self._origin) + "\n")  # first, for the same reason
+            return mask
+
+        return self._kept(SHARED, made)
 
 
 def drawn_samples(

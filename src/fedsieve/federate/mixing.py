@@ -12,6 +12,7 @@ costs no precision, so that they fit. The weights are rounded, and rounding must
 where `old` is the server's weight rounded alike, the client takes the server's weight itself, to the bit.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -28,8 +29,9 @@ from fedsieve.federate.masks import Holders, drawn_samples
 from fedsieve.federate.traffic import Traffic
 from fedsieve.profile import section
 from fedsieve.randomness import torch_generator
-from fedsieve.runs.checkpoint import load_vector, save_vector
-from fedsieve.runs.clients import ClientStore
+from fedsieve.runs.clients import ClientStore, States, first_damaged
+from fedsieve.runs.folder import TOTAL
+from fedsieve.runs.sealed import digest_of_tensors, load_sealed, save_sealed
 from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.sieve.sensitivity import sensitivity
 
@@ -109,12 +111,14 @@ class Mixing:
 
         If that was done before an interruption, its outcome is taken from `folder`.
         """
-        kept, scope = self.folder / "total.safetensors", self.context.scope
-        if kept.exists():
-            try:
-                self.total, self.traffic = load_vector(kept), Traffic.load(self.folder / "bytes.json")
-            except ValueError:
+        kept, scope = self.folder / TOTAL, self.context.scope
+        of = f"mixing, phase {self.phase}, start {digest_of_tensors([scope.read()])}" if is_new else None
+        try:
+            self._load(kept, of)
+        except (ValueError, KeyError):
+            if not is_new:
                 raise RunError(f"{kept} is damaged, so this run cannot go on; start it anew") from None
+        else:
             if is_new:
                 self.exchange.versions.saw_all()
             return
@@ -135,9 +139,18 @@ class Mixing:
         self.traffic.down += clients * self.exchange.total_scores(total)
         self.scores.flush()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.traffic.save(self.folder / "bytes.json")
-        save_vector(kept, total)
+        about = json.dumps({"of": of, "traffic": self.traffic.to_json(of or "")})
+        save_sealed(kept, about, {"vector": total, **self.scores.states().pack()})
         self.total = total
+
+    def _load(self, path: Path, of: str | None) -> None:
+        """What was made before; with `of`, only if it was made of that and is whole. ValueError or KeyError if not."""
+        text, tensors = load_sealed(path)
+        about, states = json.loads(text), States.unpack(tensors)
+        if of is not None and (about["of"] != of or first_damaged(self.folder, states) is not None):
+            raise ValueError(f"{path} was made of other weights, or the scores beside it are damaged")
+        self.traffic = Traffic.from_json(about["traffic"], about["of"])
+        self.scores, self.total = ClientStore(self.folder, [states]), tensors["vector"]
 
     def fisher(self, job: Job) -> Answer:
         """A client's scores as it remembers them."""

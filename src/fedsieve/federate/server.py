@@ -36,7 +36,7 @@ class Memory(Protocol):
 
     def newest(self, client: int) -> Path | None: ...
     def place(self, client: int, round: int) -> Path: ...
-    def keep(self, client: int, round: int) -> None: ...
+    def keep(self, client: int, round: int, digest: str) -> None: ...
     def drop(self, client: int, round: int) -> None: ...
     def commit(self) -> None: ...
     def rewind(self, round: int) -> None: ...
@@ -215,7 +215,7 @@ class Server:
                         round.density.add(update.mask)
                 round.samples[client], round.metrics[client] = update.samples, update.metrics
                 if answer.about["remembers"]:
-                    self.memory.keep(client, round.of_all)
+                    self.memory.keep(client, round.of_all, answer.about["remembers"])
         self._must_be_enough(round)
         with section("aggregate"):
             return aggregator.finish()
@@ -264,7 +264,7 @@ class Server:
                         "every client of a round; nothing was aggregated"
                     ) from error
                 if answer.about["remembers"]:
-                    self.memory.keep(client, round.of_all)
+                    self.memory.keep(client, round.of_all, answer.about["remembers"])
         with section("aggregate"):
             after, round.metrics[ALL] = hidden.finish()
             masks = self.their_side.context.masks

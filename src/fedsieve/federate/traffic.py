@@ -3,10 +3,8 @@
 import json
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from fedsieve.errors import RunError
-from fedsieve.runs.atomic import write_text
+from xxhash import xxh3_128
 
 
 @dataclass
@@ -22,16 +20,24 @@ class Traffic:
         self.encodings += other.encodings
         return self
 
-    def save(self, path: Path) -> None:
-        write_text(path, json.dumps({"up": self.up, "down": self.down}) + "\n")
+    def to_json(self, of: str) -> str:
+        """The bytes up and down, with a digest of them and of what they were spent on."""
+        return json.dumps({"up": self.up, "down": self.down, "digest": self._digest(of)})
 
     @staticmethod
-    def load(path: Path) -> "Traffic":
+    def from_json(text: str, of: str) -> "Traffic":
+        """What `to_json` gave; ValueError if it is not as it was, or was spent on something else."""
         try:
-            saved = json.loads(path.read_text())
-            return Traffic(int(saved["up"]), int(saved["down"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            raise RunError(f"{path} is damaged, so this run cannot go on; start it anew") from None
+            saved = json.loads(text)
+            traffic = Traffic(saved["up"], saved["down"])
+            if saved["digest"] == traffic._digest(of):
+                return traffic
+        except (KeyError, TypeError, RecursionError):
+            pass
+        raise ValueError("the bytes are not as they were written")
+
+    def _digest(self, of: str) -> str:
+        return xxh3_128(json.dumps([of, self.up, self.down]).encode()).hexdigest()
 
 
 def size(count: float) -> str:

@@ -1,9 +1,11 @@
 """A run's state between two rounds, as one file that can be trusted or is refused.
 
-There is no random state in it: randomness is addressed by phase, round and client.
+There is no random state in it: randomness is addressed by phase, round and client. It knows which other files of the
+run belong to it, and their digests, so that none of them can be lost, altered or swapped without notice.
 """
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,16 +13,18 @@ from typing import Any
 import numpy as np
 import torch
 import zstandard
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from xxhash import xxh3_128
 
+from fedsieve.errors import RunError
 from fedsieve.federate.versions import Versions
-from fedsieve.runs.atomic import written_atomically
+from fedsieve.runs.clients import States, first_damaged
+from fedsieve.runs.sealed import OlderVersionError, digest_of, load_sealed, save_sealed
 
+NAME = re.compile(r"\d{8,}\.safetensors")
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 BLOCK = 1 << 16  # weights that are looked at together
+EMPTY = xxh3_128().hexdigest()
 
 
 @dataclass
@@ -32,8 +36,34 @@ class Progress:
     rounds: int = 0  # of all phases: as many lines of metrics are valid
     seconds: float = 0.0  # spent so far
     fingerprint: str = ""  # of the data and the weights that the run started from
+    threads: int = 0  # that it computes with
     best: dict[str, Any] = field(default_factory=dict)  # of the phase under way: round, val_accuracy, val_loss
     phases: list[dict[str, Any]] = field(default_factory=list)  # results of the finished phases
+
+
+@dataclass(frozen=True)
+class Companions:
+    """The other files of the run that a checkpoint cannot do without, as they were when it was saved."""
+
+    metrics: int = 0  # bytes of metrics.jsonl that were written
+    metrics_digest: str = EMPTY  # of these bytes
+    files: dict[str, str] = field(default_factory=dict)  # digests of files, by their paths in the run's folder
+    folder: str = ""  # where the clients' states lie, likewise a path
+    states: States = field(default_factory=lambda: States.of([]))
+
+    def first_damaged(self, run: Path) -> Path | None:
+        """The first of these files that is not as it was, or not there."""
+        metrics = run / "metrics.jsonl"
+        written = metrics.read_bytes()[: self.metrics] if metrics.is_file() else b""
+        if xxh3_128(written).hexdigest() != self.metrics_digest:
+            return metrics
+        for name, digest in self.files.items():
+            path = run / name
+            if digest_of(path) != digest:
+                return path
+            if (damaged := first_damaged(path.parent, states_in(path))) is not None:
+                return damaged
+        return first_damaged(run / self.folder, self.states)
 
 
 @dataclass
@@ -42,6 +72,7 @@ class Checkpoint:
     vector: Tensor  # all weights
     best: Tensor | None  # the weights in scope at the best round so far, with `keep: best`
     versions: Versions  # of the weights, and which of them clients hold
+    companions: Companions = field(default_factory=Companions)  # as of the last time it was saved
     first: int = 0  # read from a file: where `vector` and `versions.changed` begin; what they leave out never changed
 
     def onto(self, start: "Checkpoint") -> "Checkpoint":
@@ -50,49 +81,92 @@ class Checkpoint:
         start.vector[part] = self.vector.to(start.vector.device)
         versions.changed[part] = self.versions.changed
         versions.seen, versions.now = self.versions.seen, self.versions.now
-        return Checkpoint(self.progress, start.vector, self.best, versions)
+        return Checkpoint(self.progress, start.vector, self.best, versions, self.companions)
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> int:
     """Write a checkpoint and delete all but the newest ones; the rounds that were done at the oldest one left."""
-    versions = checkpoint.versions
+    versions, companions = checkpoint.versions, checkpoint.companions
     first, end = _ever_changed(versions.changed.numpy())  # the others the run started from: a backbone, often
     tensors = {
         "vector": checkpoint.vector[first:end],
         "changed": _compressed(versions.changed[first:end]),
         "seen": _compressed(versions.seen),
+        **companions.states.pack(),
     }
     if checkpoint.best is not None:
         tensors["best"] = checkpoint.best
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    progress = json.dumps({**asdict(checkpoint.progress), "version": versions.now, "first": first})
+    about = {
+        "progress": asdict(checkpoint.progress),
+        "version": versions.now,
+        "first": first,
+        "metrics": [companions.metrics, companions.metrics_digest],
+        "files": companions.files,
+        "folder": companions.folder,
+    }
     folder.mkdir(exist_ok=True)
-    _write(folder / f"{checkpoint.progress.rounds:08d}.safetensors", progress, tensors)
-    files = sorted(folder.glob("*.safetensors"))
-    for old in files[:-KEPT]:
+    save_sealed(folder / f"{checkpoint.progress.rounds:08d}.safetensors", json.dumps(about), tensors)
+    files = files_in(folder)
+    for old in files[KEPT:]:
         old.unlink()
-    return int(files[-KEPT:][0].stem)
+    return int(files[:KEPT][-1].stem)
 
 
 def load(path: Path) -> Checkpoint:
-    """Read a checkpoint; ValueError if a single bit of it is not as it was written."""
-    text, tensors = _read(path)
-    progress = json.loads(text)
+    """Read a checkpoint; ValueError if a single bit of it is not as it was written, or its name."""
+    text, tensors = load_sealed(path)
+    try:
+        about = json.loads(text)
+        progress = Progress(**about["progress"])
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} is no checkpoint") from None
+    if progress.rounds != int(path.stem):
+        raise ValueError(f"{path} is a checkpoint of another round")
     changed, seen = _decompressed(tensors["changed"]), _decompressed(tensors["seen"])
-    versions = Versions(changed, seen, progress.pop("version"))
-    first = progress.pop("first")
-    return Checkpoint(Progress(**progress), tensors["vector"], tensors.get("best"), versions, first)
+    metrics, digest = about["metrics"]
+    companions = Companions(metrics, digest, about["files"], about["folder"], States.unpack(tensors))
+    versions = Versions(changed, seen, about["version"])
+    return Checkpoint(progress, tensors["vector"], tensors.get("best"), versions, companions, about["first"])
 
 
-def load_newest(folder: Path) -> tuple[Checkpoint | None, list[Path]]:
-    """The newest checkpoint that is whole, and the damaged ones that were passed over."""
-    damaged: list[Path] = []
-    for path in sorted(folder.glob("*.safetensors"), reverse=True):
+def files_in(folder: Path) -> list[Path]:
+    """The files of checkpoints, the newest first."""
+    found = [path for path in folder.glob("*.safetensors") if NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: int(path.stem), reverse=True)
+
+
+def find_newest(run: Path) -> tuple[list[Checkpoint], dict[Path, Path]]:
+    """The checkpoints from the newest on that is whole, as all files are that belong to it; and those passed over.
+
+    Each of these comes with the file that is damaged, which may be its own. If all checkpoints' own files are damaged,
+    there is none, and the run begins anew. RunError if the trouble is with other files, which may be put back.
+    """
+    passed: dict[Path, Path] = {}
+    whole: list[Checkpoint] = []
+    for path in files_in(run / "checkpoints"):
         try:
-            return load(path), damaged
-        except (ValueError, KeyError, TypeError):
-            damaged.append(path)
-    return None, damaged
+            found = load(path)
+        except OlderVersionError:
+            raise RunError(f"{path} was made by an older version; start the run anew in another folder") from None
+        except ValueError:
+            if not whole:
+                passed[path] = path
+            continue
+        if not whole and (damaged := found.companions.first_damaged(run)) is not None:
+            passed[path] = damaged
+        else:
+            whole.append(found)
+    if not whole and (others := [damaged for path, damaged in passed.items() if damaged != path]):
+        raise RunError(f"{others[0]} is damaged or gone, so this run cannot go on; start it anew in another folder")
+    return whole, passed
+
+
+def states_in(path: Path) -> States:
+    """The clients' states that a file names; none unless it was given some."""
+    try:
+        return States.unpack(load_sealed(path)[1])
+    except (ValueError, KeyError):
+        return States.of([])
 
 
 def _ever_changed(changed: np.ndarray) -> tuple[int, int]:
@@ -111,37 +185,3 @@ def _compressed(numbers: Tensor) -> Tensor:
 
 def _decompressed(data: Tensor) -> Tensor:
     return torch.from_numpy(np.frombuffer(zstandard.decompress(data.numpy().data), dtype=np.int32).copy())
-
-
-def save_vector(path: Path, vector: Tensor) -> None:
-    _write(path, "", {"vector": vector.detach().cpu().contiguous()})
-
-
-def load_vector(path: Path) -> Tensor:
-    """Read what `save_vector` wrote; ValueError if it is not as it was written."""
-    return _read(path)[1]["vector"]
-
-
-def _write(path: Path, progress: str, tensors: dict[str, Tensor]) -> None:
-    with written_atomically(path) as partial:
-        save_file(tensors, partial, metadata={"progress": progress, "digest": _digest(progress, tensors)})
-
-
-def _read(path: Path) -> tuple[str, dict[str, Tensor]]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if _digest(metadata["progress"], tensors) != metadata["digest"]:
-        raise ValueError(f"{path} was altered")
-    return metadata["progress"], tensors
-
-
-def _digest(progress: str, tensors: dict[str, Tensor]) -> str:
-    digest = xxh3_128(progress.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].contiguous().numpy().data)
-    return digest.hexdigest()

@@ -3,14 +3,16 @@
 import fcntl
 import hashlib
 import json
-import shutil
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
+from xxhash import xxh3_128
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError
@@ -19,9 +21,14 @@ from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
 from fedsieve.runs.atomic import flush_to_disk, write_text, written_atomically
-from fedsieve.runs.checkpoint import Checkpoint, Progress
+from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
 from fedsieve.runs.clients import ClientStore
+from fedsieve.runs.sealed import digest_of, load_sealed, save_sealed
 
+FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
+START, TOTAL = "start.safetensors", "total.safetensors"  # of masks, and of mixing
+PARTS = ("checkpoints/.*.partial", "masks/*/.*.partial", "mixing/*/.*.partial")
+PARTIAL = re.compile(r"\.((\d{8,}|start|total|shared|client-\d{6,})\.safetensors|bytes\.json)\.partial")
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints; the first round always gets one
 
 
@@ -32,9 +39,12 @@ class RunFolder:
         self.path = path
         self.experiment = experiment
         self.resume = resume
-        self.damaged: list[Path] = []
+        self.damaged: dict[Path, Path] = {}  # checkpoints that were passed over, and the file to blame
         self._lock: IO[str] | None = None
         self._saved_at, self._save_took = float("-inf"), 0.0
+        self._found: list[Companions] = []  # of the checkpoints that were there at the start
+        self._metrics, self._metrics_digest = 0, xxh3_128()  # bytes of metrics.jsonl, and their digest
+        self._files: dict[str, str] = {}  # that the phase under way needs, and their digests
         self._stores: list[tuple[int, ClientStore]] = []  # of this phase and earlier ones, with the rounds before each
         self._refuse_unless_ours()
 
@@ -48,7 +58,7 @@ class RunFolder:
             if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise InputError(f"--out {self.path} holds something else than a run; give the name of a new folder")
             return
-        earlier = parse_kept(file.read_text(), str(file))
+        earlier = read_experiment(self.path)
         if not earlier.same_outcome(self.experiment):
             there, here = (one.outcome().model_dump(mode="json") for one in (earlier, self.experiment))
             key, old, new = _first_difference(there, here)
@@ -64,19 +74,49 @@ class RunFolder:
     def is_finished(self) -> bool:
         return (self.path / "result.json").exists()
 
-    def start(self) -> Checkpoint | None:
-        """Make the folder, or go on with what is there: the newest checkpoint that can be trusted."""
+    def start(self, fingerprint: str = "") -> Checkpoint | None:
+        """Make the folder, or go on with what is there: the newest checkpoint that can be trusted.
+
+        `fingerprint` is that of the data and the weights. Whatever is wrong is found before anything is changed.
+        """
         self._take()
         self._refuse_unless_ours()  # again: another process may have been here since
-        for path in [*self.path.rglob(".*.partial"), *self.path.rglob(".tmp*")]:  # ours, and those of safetensors
-            path.unlink()
-        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
-        newest, self.damaged = checkpoint.load_newest(self.path / "checkpoints")
+        found, self.damaged = checkpoint.find_newest(self.path)
+        newest = found[0] if found else None
+        if newest is not None:
+            self._refuse_unless_same(newest.progress, fingerprint)
+        if (self.path / "experiment.yaml").exists():
+            self._drop_unfinished()
         for path in self.damaged:
             path.replace(path.with_suffix(".damaged"))
-        lines = self.metrics()[: newest.progress.rounds if newest else 0]
-        write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        self._found = [one.companions for one in found]
+        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
+        self._restore_metrics(self._found[0] if self._found else Companions())
         return newest
+
+    def _refuse_unless_same(self, progress: Progress, fingerprint: str) -> None:
+        if progress.fingerprint != fingerprint:
+            raise InputError(f"--out {self.path} was started with other data or another backbone; give another folder")
+        if progress.threads != self.experiment.threads:
+            file, now = self.path / "experiment.yaml", self.experiment.threads
+            raise RunError(f"{file} is damaged: it says threads: {now}, and the run began with {progress.threads}")
+
+    def _drop_unfinished(self) -> None:
+        """Delete what a killed process left half written, by the names that `written_atomically` gives."""
+        for name in FILES:
+            (self.path / f".{name}.partial").unlink(missing_ok=True)
+        for pattern in PARTS:
+            for path in self.path.glob(pattern):
+                if PARTIAL.fullmatch(path.name):
+                    path.unlink()
+
+    def _restore_metrics(self, known: Companions) -> None:
+        """Cut metrics.jsonl back to what the checkpoint knows of; the rounds after it will be done again."""
+        path = self.path / "metrics.jsonl"
+        written = path.read_bytes()[: known.metrics] if known.metrics else b""
+        with written_atomically(path) as partial:
+            partial.write_bytes(written)
+        self._metrics, self._metrics_digest = len(written), xxh3_128(written)
 
     def _take(self) -> None:
         """Make the folder and lock it. The lock's file stays: deleting it would let two processes in."""
@@ -104,8 +144,11 @@ class RunFolder:
         return read_metrics(self.path)
 
     def add_metrics(self, line: dict[str, Any]) -> None:
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        text = (json.dumps(line, allow_nan=False) + "\n").encode()
+        with (self.path / "metrics.jsonl").open("ab") as file:
+            file.write(text)
+        self._metrics += len(text)
+        self._metrics_digest.update(text)
 
     def save_checkpoint(self, state: Checkpoint, force: bool = False) -> None:
         """Save the state if it is time to: often enough to lose little, seldom enough to cost little."""
@@ -116,14 +159,29 @@ class RunFolder:
             flush_to_disk(self.path / "metrics.jsonl")  # a checkpoint must not know more rounds than they do
         for _, store in self._stores:
             store.flush()
+        state.companions = self._companions(state.progress)
         oldest = checkpoint.save(self.path / "checkpoints", state)
         self._tidy_stores(oldest)
         self._saved_at = time.monotonic()
         self._save_took = self._saved_at - start
 
-    def client_store(self, phase: str, progress: Progress) -> ClientStore:
-        """What clients remember between the rounds of a phase, as it was when `progress` was made."""
-        store = ClientStore(self.path / "clients" / phase)
+    def _companions(self, progress: Progress) -> Companions:
+        """What belongs to a checkpoint; before a phase's first round, all files of the phase can be made again."""
+        metrics, digest = self._metrics, self._metrics_digest.hexdigest()
+        if not progress.round:
+            return Companions(metrics, digest)
+        _, store = self._stores[-1]
+        return Companions(metrics, digest, self._files, str(store.folder.relative_to(self.path)), store.states())
+
+    def client_store(self, phase: str, progress: Progress, needs: Sequence[Path] = ()) -> ClientStore:
+        """What clients remember between the rounds of a phase, as it was when `progress` was made.
+
+        `needs` are files that were made at the phase's start and that its rounds cannot do without.
+        """
+        self._files = {str(path.relative_to(self.path)): digest_of(path) for path in needs}
+        folder = self.path / "clients" / phase
+        name = str(folder.relative_to(self.path))
+        store = ClientStore(folder, [found.states for found in self._found if found.folder == name])
         store.rewind(progress.rounds)
         self._stores.append((progress.rounds - progress.round, store))
         return store
@@ -140,26 +198,34 @@ class RunFolder:
         path = self.path / "model.safetensors"
         with written_atomically(path) as partial:
             tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.tensors().items()}
-            save_file(tensors, partial, metadata=description(model.module))  # type: ignore[arg-type]
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+            content = save(tensors, metadata=description(model.module))  # type: ignore[arg-type]
+            partial.write_bytes(content)
+        return hashlib.sha256(content).hexdigest()
 
     def save_result(self, result: dict[str, Any]) -> None:
         write_text(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
-        for name in ("clients", "mixing"):
-            shutil.rmtree(self.path / name, ignore_errors=True)  # nobody will train on
+        for folder in ("clients", "mixing"):  # nobody will train on
+            for phase in self.experiment.phases:
+                (self.path / folder / phase.name / TOTAL).unlink(missing_ok=True)
+                ClientStore(self.path / folder / phase.name).clear()
+            with suppress(OSError):  # it was never made, or holds something of someone else's
+                (self.path / folder).rmdir()
 
 
-def start_of_phase(run: Path, phase: str, weights: Tensor) -> Tensor:
-    """The weights in scope when the phase began; kept, for clients calibrate masks from them at any later round."""
-    path = run / "masks" / phase / "start.safetensors"
-    if path.exists():
-        try:
-            return checkpoint.load_vector(path)
-        except ValueError:
-            raise RunError(f"{path} is damaged, so this run cannot go on; start it anew in another folder") from None
+def keep_start(run: Path, phase: str, weights: Tensor) -> None:
+    """Keep the weights in scope when a phase begins, for clients calibrate masks from them at any later round."""
+    path = run / "masks" / phase / START
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save_vector(path, weights)
-    return weights
+    save_sealed(path, phase, {"vector": weights})
+
+
+def load_start(run: Path, phase: str) -> Tensor:
+    """What `keep_start` kept."""
+    path = run / "masks" / phase / START
+    try:
+        return load_sealed(path)[1]["vector"]
+    except (ValueError, KeyError):
+        raise RunError(f"{path} is damaged, so this run cannot go on; start it anew in another folder") from None
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

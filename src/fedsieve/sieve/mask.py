@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from fedsieve.errors import InputError
@@ -161,23 +161,29 @@ class Mask:
 
     # Files.
 
-    def save(self, path: str | Path) -> None:
-        about = json.dumps({"shapes": self.shapes, "digest": self.digest})
+    def save(self, path: str | Path, of: str = "") -> None:
+        """Write the mask; `of` says whose it is, for who must not take it for another one."""
+        about = {"shapes": self.shapes, "digest": _digest(self.shapes, self.bits, of)} | ({"of": of} if of else {})
+        content = save({"bits": self.bits}, metadata={"mask": json.dumps(about)})  # one key: their order is by chance
         with written_atomically(Path(path)) as partial:
-            save_file({"bits": self.bits}, partial, metadata={"mask": about})  # one key: their order is left to chance
+            partial.write_bytes(content)
 
     @staticmethod
-    def load(path: str | Path) -> "Mask":
-        """Read a mask, from its file or the folder that `fedsieve mask` wrote; InputError if it cannot be trusted."""
+    def load(path: str | Path, of: str | None = None) -> "Mask":
+        """Read a mask, from its file or the folder that `fedsieve mask` wrote; InputError if it cannot be trusted.
+
+        With `of`, also if it was not saved as that.
+        """
         path = Path(path) / FILE_NAME if Path(path).is_dir() else path
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["mask"])
                 bits = file.get_tensor("bits").clone()  # not a view of the file
             shapes = {name: tuple(shape) for name, shape in about["shapes"].items()}
-            if _digest(shapes, bits) == about["digest"]:
+            whose = about.get("of", "")
+            if _digest(shapes, bits, whose) == about["digest"] and of in (None, whose):
                 return Mask(shapes, bits)
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError):
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError):
             pass
         raise InputError(f"{path} is no mask, or a damaged one; give a file made by `fedsieve mask`")
 
@@ -210,7 +216,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
-def _digest(shapes: Shapes, bits: Tensor) -> str:
-    digest = hashlib.sha256(json.dumps(shapes).encode())
+def _digest(shapes: Shapes, bits: Tensor, of: str) -> str:
+    digest = hashlib.sha256(json.dumps(shapes).encode() + of.encode())
     digest.update(bits.numpy().data)
     return digest.hexdigest()
