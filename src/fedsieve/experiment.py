@@ -109,7 +109,8 @@ def run_phase(
         try:
             line = server.round(progress.round + 1, progress.rounds)
         except RunError:
-            folder.save_checkpoint(state, force=True)  # the weights are still those before the round
+            if progress.round:  # else the phase before has left one
+                folder.save_checkpoint(state, force=True)  # the weights are still those before the round
             raise
         progress.round += 1
         progress.rounds += 1

@@ -122,6 +122,8 @@ def _read_yaml(text: str, source: str, places: dict[Location, str]) -> dict[str,
         line = f", line {mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
         raise InputError(f"{source}{line}: this is not YAML ({reason})") from None
+    except ValueError as error:  # of a number or a date that there is not, such as 2026-13-32
+        raise InputError(f"{source}: this is not YAML ({error})") from None
     except RecursionError:
         raise InputError(f"{source} refers to itself or is nested too deeply; write it out plainly") from None
 

@@ -1,6 +1,7 @@
 """Run folders and checkpoints: what is refused, and what survives damage."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -90,6 +91,16 @@ def test_checkpoints_of_an_older_version_are_refused(experiment: Maker, tmp_path
     with pytest.raises(RunError, match=r"0000000\d\.safetensors was made by an older version; start the run anew"):
         run(experiment(), out, resume=True)
     assert content == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_another_number_of_threads_is_noticed(experiment: Maker, tmp_path: Path) -> None:
+    """The bits depend on it, and it is read from the run's own file unless the experiment gives it."""
+    out = tmp_path / "run"
+    interrupted(experiment("threads=auto"), out, 4)
+    file = out / "experiment.yaml"
+    file.write_text(re.sub(r"threads: \d+", "threads: 61", file.read_text()))
+    with pytest.raises(RunError, match=rf"{file} is damaged: it says threads: 61, and the run began with \d+"):
+        run(experiment("threads=auto"), out, resume=True)
 
 
 def test_other_peoples_hidden_files_stay(experiment: Maker, tmp_path: Path) -> None:

@@ -51,8 +51,10 @@ class States:
     @staticmethod
     def of(found: Iterable[tuple[int, int, bytes]]) -> "States":
         rows = list(found)
-        versions = np.array([(client, round) for client, round, _ in rows], dtype=np.int32).reshape(-1, 2)
-        digests = np.frombuffer(b"".join(digest for _, _, digest in rows), dtype=np.uint8)
+        versions = np.empty((len(rows), 2), dtype=np.int32)
+        versions[:, 0] = [client for client, _, _ in rows]
+        versions[:, 1] = [round for _, round, _ in rows]
+        digests = np.frombuffer(b"".join([digest for _, _, digest in rows]), dtype=np.uint8)
         return States(versions, digests.reshape(-1, DIGEST))
 
     def __iter__(self) -> Iterator[tuple[int, int, bytes]]:

@@ -256,7 +256,11 @@ def read_experiment(run: Path) -> Experiment:
     path = run / "experiment.yaml"
     if not path.exists():
         raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
-    return parse_kept(_text(path), str(path))
+    text = _text(path)
+    try:
+        return parse_kept(text, str(path))
+    except InputError as error:
+        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
 
 
 def require(found: Any, keys: Iterable[str], path: Path, place: str = "") -> None:

@@ -216,7 +216,7 @@ def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 
-def _digest(shapes: Shapes, bits: Tensor, of: str) -> str:
+def _digest(shapes: Shapes, bits: Tensor, of: str = "") -> str:
     digest = hashlib.sha256(json.dumps(shapes).encode() + of.encode())
     digest.update(bits.numpy().data)
     return digest.hexdigest()
