@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fedsieve.errors import InputError, RunError
 from fedsieve.sieve import choose as module
-from fedsieve.sieve.choose import choose, unit_sizes
+from fedsieve.sieve.choose import active_range, choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes
 
 quick = settings(deadline=None, max_examples=250)
@@ -381,3 +381,20 @@ def test_a_million_weights_take_little_time(kind: str) -> None:
     mask = choose(torch.from_numpy(scores), 0.1, {"matrix": (1000, 1000)}, keep_alive=1)
     assert time.perf_counter() - start < 2  # 0.03 s; a quadratic selection takes half a minute
     assert np.array_equal(mask.unpack().numpy(), expected)
+
+
+@quick
+@given(case=cases(), rounds=st.integers(1, 4), seed=st.integers(0, 99))
+def test_the_number_of_active_weights_is_known_beforehand(case: Case, rounds: int, seed: int) -> None:
+    """Calibrated in any number of rounds, with any scores."""
+    assume(case.density > 0)
+    random, active = np.random.default_rng(seed), Mask.full(case.shapes)
+    sizes = unit_sizes(case.shapes, case.unit).numpy()
+    for round in range(1, rounds + 1):
+        scores = torch.from_numpy(random.random(len(sizes)).repeat(sizes))
+        active = case.choose(scores=scores, density=case.density ** (round / rounds), within=active)
+    asked = {"unit": case.unit, "across": case.across, "keep_alive": case.keep_alive, "draw": case.draw}
+    least, most = active_range(case.density, case.shapes, **asked)
+    assert least <= active.active <= most
+    if case.unit == "weight" and case.draw == "exact":
+        assert least == most

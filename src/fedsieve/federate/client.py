@@ -175,6 +175,11 @@ def number_of_steps(samples: int, local: LocalSettings) -> int:
     return local.steps if local.steps is not None else (local.epochs or 1) * per_epoch
 
 
+def number_of_epochs(samples: int, local: LocalSettings) -> int:
+    """How many orders of its samples a client goes through, the last one maybe in part."""
+    return -(-number_of_steps(samples, local) // -(-samples // local.batch_size))
+
+
 def batches(samples: int, local: LocalSettings, seed: int, *address: int | str) -> Iterator[list[Tensor]]:
     """The positions of each batch, epoch by epoch, each in an order of its own; the last batch may be smaller."""
     left, epoch = number_of_steps(samples, local), 0

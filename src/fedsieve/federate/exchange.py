@@ -118,7 +118,9 @@ class Exchange:
                 raise WireError(f"the message's {name} has values that are not finite")
             vectors[name] = vector.values.to(self.scope.model.vector.device)
             if name == "delta" and vector.bits is not None:
-                mask = self._shared if vector.known else Mask(self._shapes, vector.bits.clone())  # not of the message
+                if self.masks is None:
+                    raise WireError("the message is under a mask, and this phase has none")
+                mask = self._shared if vector.known else Mask(self.masks.shapes, vector.bits.clone())  # no view of it
         return Update(client, int(samples), vectors, numbers, mask)
 
     # Down: the weights, and a mask.
@@ -203,11 +205,6 @@ class Exchange:
         return self.masks.shared if self.masks is not None else None
 
     @property
-    def _shapes(self) -> Any:
-        assert self.masks is not None
-        return self.masks.shapes
-
-    @property
     def _may_change(self) -> Tensor | None:
         """The packed bits of all that clients may change in this round, where they share a mask."""
         shared = self._shared
@@ -223,8 +220,8 @@ class Exchange:
         return {"delta": shared.bits, "weights": may_change} if shared is not None and may_change is not None else {}
 
     def _redraw(self, seed: int) -> Tensor:
-        if self.masks is None:
-            raise WireError("the message speaks of a mask, and this phase has none")
+        if self.masks is None or self.masks.seed_of(ALL, 1) is None:
+            raise WireError("the message draws a mask from a seed, and masks of this phase have none")
         return self.masks.drawn(seed).bits
 
     def _encoded(

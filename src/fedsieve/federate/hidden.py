@@ -70,8 +70,16 @@ class HiddenRound(HiddenUpdates):
     """The server's side: `add` each message as it arrives, then `finish`."""
 
     def __init__(
-        self, chosen: Sequence[int], broadcast: Broadcast, clients: ClientSettings, exchange: Exchange, place: str
+        self,
+        chosen: Sequence[int],
+        samples: int,
+        broadcast: Broadcast,
+        clients: ClientSettings,
+        exchange: Exchange,
+        place: str,
     ) -> None:
+        """`samples` are those of all chosen clients."""
+        self.samples = samples
         self.people = {client: Participant(client) for client in chosen}
         roster = Roster(place, {client: one.public_key for client, one in self.people.items()})
         super().__init__(roster, broadcast, clients, exchange)
@@ -102,6 +110,7 @@ class HiddenRound(HiddenUpdates):
         """The new weights, and what can be said of all clients together: the mean of their losses and drifts."""
         total = from_fixed_point(self.sum.finish(), self.bits)
         delta, sums = total[: -len(SUMS)], dict(zip(SUMS, total[-len(SUMS) :].tolist(), strict=True))
+        self._check(sums)
         weights = self.broadcast.weights
         if self.positions is not None:
             delta = torch.zeros(len(weights), dtype=torch.float64).index_copy_(0, self.positions, delta)
@@ -110,3 +119,13 @@ class HiddenRound(HiddenUpdates):
             metrics["density"] = self.mask.density
         total_weight = torch.tensor(sums["weight"], dtype=torch.float64)
         return averaged(weights, delta.to(weights.device), total_weight), metrics
+
+    def _check(self, sums: dict[str, float]) -> None:
+        """RunError if the clients together tell what they cannot: the server cannot see which of them lies."""
+        if sums["samples"] != self.samples:
+            what = f"the clients tell of {sums['samples']:g} samples together, and they have {self.samples}"
+        elif not sums["weight"] > 0 or min(sums["loss"], sums["drift"]) < 0:
+            what = "the clients' weights, losses or drifts do not add up to a positive number"
+        else:
+            return
+        raise RunError(f"{self.roster.context}: {what}; nothing was aggregated")

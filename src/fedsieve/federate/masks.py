@@ -20,6 +20,7 @@ from fedsieve.randomness import seed_at, torch_generator
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.sealed import digest_of_tensors
 from fedsieve.sieve.calibrate import calibrate_mask, damped_sensitivity
+from fedsieve.sieve.choose import active_range
 from fedsieve.sieve.mask import Mask, shapes_of
 
 if TYPE_CHECKING:
@@ -112,6 +113,30 @@ class Masks:
     def shared(self) -> Mask | None:
         """The mask of the round under way that all clients have and the server knows, if there is one."""
         return self._shared if self.settings.has_one_for_all else None
+
+    def known(self, client: int, round: int) -> Mask | None:
+        """A client's mask in the round under way, if the server can tell: all share it, or it follows from a seed."""
+        seed = self.seed_of(client, round)
+        return self.shared if self.shared is not None else None if seed is None else self.drawn(seed)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether momentum goes on moving weights that a newer mask freezes."""
+        return self.settings.handover == "leak"
+
+    @cached_property
+    def active_range(self) -> tuple[int, int]:
+        """The fewest and the most weights that a mask of the phase leaves active when it is drawn."""
+        settings = self.settings
+        assert settings.sparsity is not None  # a mask from a file is known
+        return active_range(
+            1 - settings.sparsity,
+            self.shapes,
+            unit=settings.unit,
+            across=settings.across,
+            keep_alive=settings.keep_alive,
+            draw=settings.draw,
+        )
 
     # A random mask is as good as the seed that it is drawn from.
 

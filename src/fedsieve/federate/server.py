@@ -13,6 +13,7 @@ from torch import Tensor
 from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.aggregate import all_finite
+from fedsieve.federate.checks import check_update
 from fedsieve.federate.client import Broadcast, Update
 from fedsieve.federate.clients import Clients, raise_if_ours, reason_of
 from fedsieve.federate.drift import Interference
@@ -242,12 +243,15 @@ class Server:
         round.traffic.up += len(answer.data)
         round.traffic.encodings.update(answer.about["encodings"])
         with section("decode"):
-            return self.exchange.decode_update(answer.data, client, round.broadcast.round)
+            update = self.exchange.decode_update(answer.data, client, round.broadcast.round)
+            check_update(update, round.broadcast, int(self.sizes[client]), self.their_side.context)
+            return update
 
     def _gather_hidden(self, round: Round) -> Tensor:
         """The new weights from the sum of all replies, none of which the server can read by itself."""
         self._must_be_enough(round)  # of those who told their losses
-        hidden = HiddenRound(round.chosen, round.broadcast, self.clients, self.exchange, round.place)
+        samples = int(self.sizes[round.chosen].sum())
+        hidden = HiddenRound(round.chosen, samples, round.broadcast, self.clients, self.exchange, round.place)
         round.traffic += hidden.traffic
         with closing(self._replies(round, hidden)) as replies:
             for client, answer in replies:

@@ -74,6 +74,29 @@ def choose(
     return Mask.pack(shapes, torch.from_numpy(chosen))
 
 
+def active_range(
+    density: float, shapes: Shapes, *, unit: str, across: str, keep_alive: int, draw: str
+) -> tuple[int, int]:
+    """The fewest and the most weights that `choose` takes in calibration, whatever the scores.
+
+    Single weights are counted exactly. Rows and tensors come as near to the number as their sizes let them, and a
+    Bernoulli draw may take any number.
+    """
+    layout = [_units(shape, unit) for shape in shapes.values()]
+    weights = sum(units * size for units, size in layout)
+    if density == 1 or not weights:
+        return weights, weights
+    kept_alive = 0 if unit == "tensor" else sum(min(n, math.ceil(keep_alive / size)) * size for n, size in layout)
+    target = max(1, kept_alive, round(density * weights))
+    if draw == "bernoulli":
+        return max(1, kept_alive), weights
+    if unit == "weight":
+        return target, target
+    sizes = [size for units, size in layout if units]
+    slack = sum(sizes) if across == "tensor" else max(sizes)
+    return max(1, target - slack - kept_alive), min(weights, target + slack + kept_alive)
+
+
 def unit_sizes(shapes: Shapes, unit: str) -> Tensor:
     """How many weights each unit has, of all tensors one after another.
 
