@@ -258,6 +258,7 @@ class ClientSettings(Settings):
     combine: Combine = "all"
     secure: Secure = "none"
     minimum: int = Field(1, ge=1)
+    norm_limit: float | None = Field(1e4, gt=1)  # times the median norm of updates; None: no limit
     fail_rate: float = Field(0.0, ge=0, lt=1)
     holdout: float = Field(0.0, ge=0, lt=1)
     have_backbone: bool = True

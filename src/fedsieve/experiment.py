@@ -129,7 +129,7 @@ def run_phase(
         scope.write(best)
     score = bench.test_score() if experiment.evaluate.test != "never" else None
     progress.phases.append(phase_result(settings, progress, score, folder, clock))
-    progress.phase, progress.round, progress.best = progress.phase + 1, 0, {}
+    progress.phase, progress.round, progress.best, progress.norms = progress.phase + 1, 0, {}, []
     state.best = None
     folder.save_checkpoint(state, force=True)
     return score

@@ -103,6 +103,7 @@ def prepare(experiment: Experiment, phase: Phase, bench: Workbench, state: Check
         memory=folder.client_store(settings.name, state.progress, needed_files(experiment, phase, folder.path)),
         ask=bench.ask,
         sizes=bench.split.clients.sizes,
+        norms=state.progress.norms,
         interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, bench.device),
         warn=bench.observer.warning,
     )

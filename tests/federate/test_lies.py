@@ -1,5 +1,6 @@
 """Clients that lie: messages in perfect form whose content is not true. Who tells them is left out, and named."""
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,11 @@ from torch import Tensor
 from fedsieve.config import Experiment
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
+from fedsieve.federate.client import Update
 from fedsieve.federate.jobs import Answer, Job
+from fedsieve.federate.masks import Masks
+from fedsieve.federate.mixing import Mixing
+from fedsieve.federate.norms import WINDOW, NormLimit, Reply
 from fedsieve.federate.versions import Versions
 from fedsieve.observer import Observer
 from fedsieve.phases import plan, prepare
@@ -40,6 +45,7 @@ class Rounds:
         state = Checkpoint(Progress(), bench.model.vector, None, versions)
         self.server = prepare(experiment, plan(experiment, bench)[0], bench, state, self.folder)
         self.exchange, self.scope, self.sizes = self.server.exchange, self.server.exchange.scope, self.server.sizes
+        self.values = self.exchange.settings.values
         self.before, self.seen, self.changed = self.scope.read(), versions.seen.clone(), versions.changed.clone()
         self.warnings: list[str] = []
         self.server.warn = self.warnings.append
@@ -62,14 +68,16 @@ class Rounds:
         self.scope.write(self.before)
         versions.seen, versions.changed, versions.now = self.seen.clone(), self.changed.clone(), 0
         self.warnings.clear()
+        self.server.norms.clear()
         return self.server.round(1, 0)
 
-    def altered(self, lie: Lie) -> Callable[[bytes], bytes]:
+    def altered(self, lie: Lie, values: str | None = None) -> Callable[[bytes], bytes]:
         """A true message decoded, altered in one thing, and encoded again."""
 
         def alter(data: bytes) -> bytes:
             message = decode(data, self.exchange.layout, "update", self.exchange._known(), self.exchange._redraw)
-            return bytes(encode(lie(message), self.exchange.layout, self.exchange.settings.values).data)
+            generator = torch.Generator().manual_seed(0)  # to round to 8 bits
+            return bytes(encode(lie(message), self.exchange.layout, values or self.values, generator=generator).data)
 
         return alter
 
@@ -176,6 +184,175 @@ def test_hidden_sums_are_checked(
     monkeypatch.setattr(HiddenUpdates, "encode", lying)
     with pytest.raises(RunError, match=f"phase head, round 1: .*{reason}.*nothing was aggregated"):
         Rounds(experiment("clients.secure=zero_sum"), tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------- numbers and values
+
+
+def without(name: str) -> Lie:
+    return lambda message: replace(message, numbers={k: v for k, v in message.numbers.items() if k != name})
+
+
+def values(change: Callable[[Tensor], Tensor], name: str = "delta") -> Lie:
+    return sent(lambda vector: replace(vector, values=change(vector.values)), name)
+
+
+NUMBERS = {
+    "a huge loss": told("train_loss", 1e308),
+    "a negative loss": told("train_loss", -1.0),
+    "a huge drift": told("drift", 1e308),
+    "a drift far beyond the others": told("drift", 1e30),
+    "no drift": without("drift"),
+    "no loss": without("train_loss"),
+    "another density": told("density", 0.5),
+    "a huge density": told("density", 1e308),
+    "a number nobody asked for": told("accuracy", 1.0),
+    "integers": values(lambda delta: torch.full(delta.shape, 2**62)),
+    "double precision": values(lambda delta: delta.double()),
+    "values of 1e30": values(lambda delta: torch.full_like(delta, 1e30)),
+    "values of 3e38": values(lambda delta: torch.full_like(delta, 3.4e38)),
+    "one value of 1e9": values(lambda delta: delta.index_fill(0, torch.tensor([0]), 1e9)),
+    "nothing": sent(lambda vector: Vector(bits=vector.bits)),
+}
+
+
+def test_whoever_lies_is_left_out_whenever_it_comes(experiment: Maker, tmp_path: Path) -> None:
+    """First, between the others or last, in the first round of a phase, when nothing is known of its updates."""
+    rounds = Rounds(experiment(SHARED % "scope: server"), tmp_path / "run")
+    expected = [without_client(rounds, place) for place in range(3)]
+    for number, (name, lie) in enumerate(NUMBERS.items()):
+        for place in range(3) if name == "values of 1e30" else [number % 3]:
+            line = rounds.again({place: rounds.altered(lie)})
+            assert list(line["failed"]) == [rounds.order[place]], (name, place, line["failed"])
+            torch.testing.assert_close(rounds.scope.read(), expected[place], rtol=0, atol=1e-7)
+            json.dumps(line, allow_nan=False)
+    assert "norm" in rounds.again({0: rounds.altered(NUMBERS["values of 1e30"])})["failed"][rounds.order[0]]
+    rounded = rounds.again({1: rounds.altered(lambda message: message, "bfloat16")})
+    assert "bfloat16 instead of float32" in rounded["failed"][rounds.order[1]]
+    assert torch.equal(rounds.again({}) and rounds.scope.read(), rounds.honest)
+
+
+def test_without_a_limit_weights_stay_finite(experiment: Maker, tmp_path: Path) -> None:
+    rounds = Rounds(experiment("clients.norm_limit=null"), tmp_path / "run")
+    with torch.no_grad():
+        rounds.before[:5] = 1e38
+    line = rounds.again({0: rounds.altered(values(lambda delta: torch.full_like(delta, 3e38)))})
+    assert line["failed"] == {rounds.order[0]: "its weights are not finite"}
+    line = rounds.again({0: rounds.altered(values(lambda delta: torch.full_like(delta, 2e38)))})
+    assert not line["failed"] and torch.isfinite(rounds.scope.read()).all()  # nobody asked for a limit
+    assert rounds.server.norms == []
+
+
+def test_the_limit_is_that_times_the_median() -> None:
+    """Against sorting all norms so far; the first three are judged together, zeros never count."""
+
+    def reply(norm: float) -> Reply:
+        return Reply(0, Update(0, 1, {"delta": torch.tensor([norm])}, {"drift": norm}), norm, False)
+
+    def taken(norms: list[float], before: list[float] = ()) -> list[float]:
+        limit = NormLimit(10.0, before)
+        return [one.norm for one, reason in limit.judged(map(reply, norms)) if reason is None]
+
+    assert taken([1e9, 1.0, 2.0, 0.0, 21.0, 9.0]) == [1.0, 2.0, 0.0, 9.0]
+    assert taken([1.0, 1e9]) == [1.0] and taken([1e9, 1.0]) == [1.0] and taken([1e9]) == [1e9]
+    assert taken([0.0] * 5) == [0.0] * 5 and taken([0.0, 5.0, 0.0, 5.0]) == [0.0, 5.0, 0.0, 5.0]
+    assert taken([11.0, 1e9], before=[1.0]) == [11.0] and taken([9.0, 11.0], before=[1.0]) == [9.0, 11.0]
+    torch.manual_seed(0)
+    norms = (torch.randn(900) * 2).exp().tolist()
+    expected = list(norms[:0])
+    for number, norm in enumerate(norms):
+        usual = sorted(expected[-WINDOW:]) if len(expected) >= 3 else sorted(norms[:3])
+        if number < 3 or norm <= 10 * usual[(len(usual) - 1) // 2]:
+            expected.append(norm)
+    assert max(norms[:3]) < 10 * sorted(norms[:3])[1] and len(expected) < 900
+    assert taken(norms) == expected
+    first, then = NormLimit(10.0, []), expected[:500]
+    list(first.judged(map(reply, then)))
+    assert len(first.norms) == WINDOW and taken(norms[600:], first.norms) == taken(norms[600:], then[-WINDOW:])
+
+
+def test_who_is_left_out_does_not_depend_on_an_interruption(experiment: Maker, tmp_path: Path) -> None:
+    class Stop(Observer):
+        def round(self, line: dict) -> None:
+            if line["round"] == 2:
+                raise KeyboardInterrupt
+
+    settings = experiment("clients.norm_limit=1.05", "phases.0.local.schedule=constant", "evaluate.test=never")
+    run(settings, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "parts", observer=Stop())
+    run(settings, tmp_path / "parts", resume=True)
+    whole, parts = ([line["failed"] for line in read_metrics(tmp_path / name)] for name in ("whole", "parts"))
+    assert whole == parts and any(whole[2:])
+
+
+def test_sums_that_no_samples_have(experiment: Maker, tmp_path: Path) -> None:
+    rounds = Rounds(experiment("model.head=ridge", "phases=[]"), tmp_path / "run")
+    classes, width = 4, 64
+    lies = {
+        "other labels": values(lambda sums: sums + 1, "targets"),
+        "half a label": values(lambda sums: sums + torch.tensor([0.5, -0.5, 0, 0]), "targets"),
+        "no squares": values(lambda gram: -gram, "gram"),
+        "huge squares": values(lambda gram: gram * 1e300, "gram"),
+        "one huge product": values(lambda gram: gram.index_fill(0, torch.tensor([1]), 1e30), "gram"),
+        "one side": values(lambda gram: gram.view(width, width).triu().flatten(), "gram"),
+        "huge sums": values(lambda sums: sums * 1e6, "features"),
+        "huge products": values(lambda cross: cross * 1e6, "cross"),
+        "float32": values(lambda gram: gram.float(), "gram"),
+        "a metric": told("drift", 1.0),
+    }
+    for name, lie in lies.items():
+        line = rounds.again({0: rounds.altered(lie)})
+        assert list(line["failed"]) == [rounds.order[0]], name
+        assert torch.isfinite(rounds.scope.read()).all()
+
+    def larger(message: Message) -> Message:
+        """Features that are 1e4 times as large: possible, but not what others have."""
+        powers = {"gram": 2, "cross": 1, "features": 1, "targets": 0}
+        scaled = {n: replace(v, values=v.values * 1e4 ** powers[n]) for n, v in message.vectors.items()}
+        return replace(message, vectors=scaled)
+
+    line = rounds.again({0: rounds.altered(larger)})
+    assert "its sums have, a sample, the norm" in line["failed"][rounds.order[0]]
+    assert rounds.scope.size == classes * (width + 1)
+
+
+# -------------------------------------------------------------------------------- losses and scores
+
+
+def test_losses_that_cannot_be(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The highest of the candidates' losses count, unless they are none."""
+    for lie in (-1.0, 1e308, float("nan"), float("inf")):
+        monkeypatch.setattr(
+            Workbench,
+            "_loss",
+            lambda self, job, lie=lie: Answer({"loss": lie if job.about["client"] == 2 else 1.0 + job.about["client"]}),
+        )
+        settings = experiment("clients.select={high_loss: {candidates: 6}}", "clients.fraction=0.34")
+        rounds = Rounds(settings, tmp_path / f"run{lie}")
+        assert list(rounds.line["failed"]) == [2] and rounds.line["clients"] == [4, 5]
+        json.dumps(rounds.line, allow_nan=False)
+
+
+@pytest.mark.parametrize("lie", [-1.0, 1e38, float("nan"), float("inf")])
+def test_scores_that_cannot_be_end_the_run_with_one_line(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: float
+) -> None:
+    """All clients take part in scoring, so there are no others to go on with."""
+
+    def lying(answer: Answer, job: Job, dtype: torch.dtype) -> Answer:
+        scores = torch.frombuffer(bytearray(answer.data), dtype=dtype)
+        scores[3] = lie if job.about["client"] == 2 else scores[3]
+        return Answer(answer.about, scores.view(torch.uint8).numpy())
+
+    federated, fisher = Masks.scores, Mixing.fisher
+    monkeypatch.setattr(Masks, "scores", lambda self, job: lying(federated(self, job), job, torch.float32))
+    monkeypatch.setattr(Mixing, "fisher", lambda self, job: lying(fisher(self, job), job, torch.float32))
+    mask = (SHARED % "scope: federated, fisher: {samples: 5}").replace("rule: random", "calibration_rounds: 1")
+    combine = "clients.combine={fisher_mixing: {dtype: float32, fisher: {samples: 5}}}"
+    for number, changes in enumerate(([mask], [combine], [combine, "wire.values=float16"])):
+        with pytest.raises(RunError, match="client 2 sent sensitivity scores that are negative, not finite or too"):
+            Rounds(experiment(*changes), tmp_path / f"run{number}")
 
 
 # ----------------------------------------------------------------------------------------- honesty

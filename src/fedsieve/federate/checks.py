@@ -4,16 +4,63 @@
 reason in the error is what the run says of a client that it leaves out.
 """
 
+import torch
+from torch import Tensor
+
 from fedsieve.errors import RunError
+from fedsieve.federate.aggregate import all_finite
 from fedsieve.federate.client import Broadcast, Context, Update, number_of_epochs
+from fedsieve.federate.norms import norm_of
+from fedsieve.federate.ridge import check_sums
+
+LARGEST = torch.finfo(torch.float32).max  # of what clients compute, and small enough to be summed in float64
+HARMLESS = 1e30  # less than half a unit in the last place of LARGEST: added to a weight, it cannot overflow
 
 
-def check_update(update: Update, broadcast: Broadcast, samples: int, context: Context) -> None:
-    """RunError unless a client with so many samples could have sent this update in this round."""
+def check_update(update: Update, broadcast: Broadcast, samples: int, context: Context) -> float:
+    """RunError unless a client with so many samples could have sent this update in this round.
+
+    The norm that it is compared with others by: that of the change of the weights, or the drift that the client tells
+    of if that is larger. Sums over samples grow with their number, so theirs is the norm a sample.
+    """
     if update.samples != samples:
         raise RunError(f"it tells of {update.samples} samples, and it has {samples}")
-    if "delta" in update.vectors:
-        _check_mask(update, broadcast, samples, context)
+    if "delta" not in update.vectors:
+        _check_names(update, set())
+        check_sums(update)
+        return norm_of(*update.vectors.values()) / samples
+    _check_names(update, {"train_loss", "drift"} | ({"density"} if context.masks is not None else set()))
+    for name, number in update.metrics.items():
+        check_number(name, number)
+    _check_mask(update, broadcast, samples, context)
+    if update.mask is not None and update.metrics["density"] != update.mask.density:
+        raise RunError(f"it tells of a density of {update.metrics['density']}, and its mask's is {update.mask.density}")
+    delta, where = update.vectors["delta"], update.positions(len(broadcast.weights))
+    if (norm := norm_of(delta)) > HARMLESS:  # the average of weights that are finite is finite
+        weights = broadcast.weights if where is None else broadcast.weights[where.to(delta.device)]
+        if not all_finite(weights + delta):
+            raise RunError("its weights are not finite")
+    return max(norm, update.metrics["drift"])
+
+
+def check_number(name: str, number: float) -> None:
+    """RunError for what no loss, drift or density can be."""
+    if not 0 <= number <= LARGEST:
+        raise RunError(f"it tells of a {name} of {number:g}")
+
+
+def check_scores(scores: Tensor, size: int, client: int, clients: int) -> None:
+    """RunError unless a client's sensitivity scores, which are means of squares, can be summed over all clients."""
+    if len(scores) != size:
+        raise RunError(f"client {client} sent {len(scores)} sensitivity scores instead of {size}")
+    if size and not (scores.min() >= 0 and scores.max() <= HARMLESS / clients):
+        raise RunError(f"client {client} sent sensitivity scores that are negative, not finite or too large to sum")
+
+
+def _check_names(update: Update, expected: set[str]) -> None:
+    if update.metrics.keys() != expected:
+        wanted = ", ".join(sorted(expected)) or "nothing"
+        raise RunError(f"it tells of {', '.join(sorted(update.metrics)) or 'nothing'} instead of {wanted}")
 
 
 def _check_mask(update: Update, broadcast: Broadcast, samples: int, context: Context) -> None:

@@ -114,6 +114,8 @@ class Exchange:
             raise WireError(f"the message has other vectors than {', '.join(sorted(self.replies))}")
         vectors, mask = {}, None
         for name, vector in message.vectors.items():
+            if vector.type != (expected := self.settings.values if name == "delta" else "float64"):
+                raise WireError(f"the message's {name} has values of type {vector.type} instead of {expected}")
             if not all_finite(vector.values):
                 raise WireError(f"the message's {name} has values that are not finite")
             vectors[name] = vector.values.to(self.scope.model.vector.device)

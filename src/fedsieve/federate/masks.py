@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedsieve.config import MaskSettings
 from fedsieve.errors import InputError, RunError, WorkerError
+from fedsieve.federate.checks import check_scores
 from fedsieve.federate.client import Broadcast, ClientData
 from fedsieve.federate.jobs import Answer, Ask, Job
 from fedsieve.federate.traffic import Traffic
@@ -224,14 +225,22 @@ class Masks:
         jobs = (Job("scores", {"client": client, "place": place, "round": round}, bits) for client in everybody)
         device = self.scope.model.vector.device
         for client, answer in zip(everybody, self.ask(jobs), strict=True):
-            yield client, torch.frombuffer(answer.data, dtype=torch.float32).to(device), answer.about["samples"]
+            scores = torch.frombuffer(answer.data, dtype=torch.float32)
+            check_scores(scores, active.size, client, len(everybody))
+            yield client, scores.to(device), self._gradients_of(int(self.holders.sizes[client]))
+
+    def _gradients_of(self, samples: int) -> int:
+        """How many squared gradients a client with so many samples adds up: the server need not ask."""
+        fisher, counted = self.settings.fisher, min(samples, self.settings.fisher.samples)
+        counts = {"exact": counted * fisher.draws, "empirical": counted, "batch": -(-counted // self.batch_size)}
+        return counts[fisher.kind]
 
     def scores(self, job: Job) -> Answer:
         """What one client contributes to a mask that all share."""
         client, place, round = job.about["client"], tuple(job.about["place"]), job.about["round"]
         active = Mask(self.shapes, torch.frombuffer(bytearray(job.data), dtype=torch.uint8))
-        total, count = self._scored(self.holders.client(client), place, round, active)
-        return Answer({"samples": count}, total.cpu().numpy())
+        total, _ = self._scored(self.holders.client(client), place, round, active)
+        return Answer({}, total.cpu().numpy())
 
     def _scored(self, data: ClientData, place: Place, round: int, active: Mask) -> tuple[Tensor, int]:
         """`damped_sensitivity` from fresh samples of a client."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedsieve.config import FisherMixingSettings
 from fedsieve.errors import RunError
+from fedsieve.federate.checks import check_scores
 from fedsieve.federate.client import ClientData, ClientState, Context
 from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.jobs import Answer, Ask, Job
@@ -130,11 +131,14 @@ class Mixing:
         total = torch.zeros(scope.weights)
         jobs = (Job("fisher", {"client": client}) for client in range(clients))
         for client, answer in enumerate(self.ask(jobs)):
-            exponent = torch.tensor(answer.about["exponent"], dtype=EXPONENT)
+            if abs(exponent := answer.about["exponent"]) > LARGEST_SCALE:
+                raise RunError(f"phase {self.phase}: client {client} scales its sensitivity scores by 2^{exponent}")
             scores = torch.frombuffer(answer.data, dtype=torch.uint8).view(self.dtype)
-            packed = {"fisher": scores, "fisher_exponent": exponent}
+            packed = {"fisher": scores, "fisher_exponent": torch.tensor(exponent, dtype=EXPONENT)}
+            sent = unpack_scores(packed)
+            check_scores(sent, scope.weights, client, clients)
             self.scores.write(client, 0, packed)
-            total += self.exchange.scores(client, unpack_scores(packed), self.traffic, "fisher")
+            total += self.exchange.scores(client, sent, self.traffic, "fisher")
             self.progress(client + 1, clients)
         self.traffic.down += clients * self.exchange.total_scores(total)
         self.scores.flush()

@@ -1,7 +1,6 @@
 """The server's side of a phase: choose clients, send them the weights, gather their replies, combine them."""
 
-import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +12,14 @@ from torch import Tensor
 from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.aggregate import all_finite
-from fedsieve.federate.checks import check_update
+from fedsieve.federate.checks import check_number, check_update
 from fedsieve.federate.client import Broadcast, Update
 from fedsieve.federate.clients import Clients, raise_if_ours, reason_of
 from fedsieve.federate.drift import Interference
 from fedsieve.federate.exchange import ALL, Exchange
 from fedsieve.federate.hidden import HiddenRound
 from fedsieve.federate.jobs import Answer, Ask, Job
+from fedsieve.federate.norms import NormLimit, Reply
 from fedsieve.federate.select import by_size, highest, uniform
 from fedsieve.federate.traffic import Traffic
 from fedsieve.layers import MeanDensity
@@ -57,6 +57,7 @@ class Round:
     samples: dict[int, int] = field(default_factory=dict)  # by client
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # why a client was left out
+    norms: list[float] = field(default_factory=list)  # of the phase's last updates, those of this round among them
 
     @property
     def place(self) -> str:
@@ -107,6 +108,7 @@ class Server:
     memory: Memory
     ask: Ask  # this process, or others
     sizes: np.ndarray  # samples of each client
+    norms: list[float]  # of the phase's last updates, to which each round adds its own
     interference: Callable[[], Interference | None]  # made anew each round
     warn: Callable[[str], None]
 
@@ -133,6 +135,7 @@ class Server:
         with section("aggregate"):
             scope.write(after)
             versions.record(scope, before, after)
+            self.norms[:] = round.norms
             self.memory.commit()
             return round.line()
 
@@ -169,15 +172,18 @@ class Server:
         self._send(round.chosen, round)
 
     def _losses(self, candidates: list[int], round: Round) -> dict[int, float]:
-        """What each candidate tells of the weights on its own samples; who tells no number is left out."""
+        """What each candidate tells of the weights on its own samples; who tells of none that can be is left out."""
         jobs = [Job("loss", {"client": client}) for client in candidates]
         told = zip(candidates, self.ask(jobs), strict=True)
         losses = {client: float(answer.about["loss"]) for client, answer in told}
         round.traffic.up += sum(self.exchange.loss(client, loss) for client, loss in losses.items())
         scored = int(self.sizes[candidates].sum())  # each in one forward pass
         for client in candidates:
-            if not math.isfinite(losses[client]):
-                round.failed[client] = f"its loss is {losses.pop(client)}"
+            try:
+                check_number("loss", losses[client])
+            except RunError as error:
+                losses.pop(client)
+                self._leave_out(client, str(error), round)
         round.selection = {"candidates": losses, "samples_scored": scored}
         return losses
 
@@ -197,16 +203,13 @@ class Server:
     def _gather(self, round: Round) -> Tensor:
         """The new weights from the replies that can be used, at least `clients.minimum` of them."""
         aggregator = self.aggregator(round.broadcast.weights)
+        limit = NormLimit(self.clients.norm_limit if self.clients.count > 1 else None, self.norms)
         with closing(self._replies(round)) as replies:
-            for client, answer in replies:
-                try:
-                    update = self._update_in(answer, client, round)
-                except Exception as error:  # whatever is wrong with a client's reply, the others go on
-                    raise_if_ours(error)
-                    round.failed[client] = reason_of(error)
-                    self.exchange.versions.forget(client)  # it may hold anything now
-                    self.memory.drop(client, round.of_all)
+            for reply, reason in limit.judged(self._readable(replies, round)):
+                if reason is not None:
+                    self._leave_out(reply.client, reason, round)
                     continue
+                client, update = reply.client, reply.update
                 with section("aggregate"):
                     aggregator.add(update)
                     if round.interference is not None:
@@ -215,11 +218,28 @@ class Server:
                     if round.density is not None and update.mask is not None:
                         round.density.add(update.mask)
                 round.samples[client], round.metrics[client] = update.samples, update.metrics
-                if answer.about["remembers"]:
-                    self.memory.keep(client, round.of_all, answer.about["remembers"])
+                if reply.remembers is not None:
+                    self.memory.keep(client, round.of_all, reply.remembers)
+        round.norms = limit.norms
         self._must_be_enough(round)
         with section("aggregate"):
             return aggregator.finish()
+
+    def _readable(self, replies: Iterable[tuple[int, Answer]], round: Round) -> Iterator[Reply]:
+        """The replies that can be used; whatever is wrong with a client's, the others go on."""
+        for client, answer in replies:
+            try:
+                reply = self._reply_in(answer, client, round)
+            except Exception as error:
+                raise_if_ours(error)
+                self._leave_out(client, reason_of(error), round)
+                continue
+            yield reply
+
+    def _leave_out(self, client: int, reason: str, round: Round) -> None:
+        round.failed[client] = reason
+        self.exchange.versions.forget(client)  # it may hold anything now
+        self.memory.drop(client, round.of_all)
 
     def _replies(self, round: Round, hidden: HiddenRound | None = None) -> Generator[tuple[int, Answer]]:
         """The clients' replies, those with most samples first: so that nobody waits for a long one at the end."""
@@ -236,16 +256,16 @@ class Server:
         with closing(answers):
             yield from zip(order, answers, strict=True)
 
-    def _update_in(self, answer: Answer, client: int, round: Round) -> Update:
-        """A client's update as it arrives at the server."""
+    def _reply_in(self, answer: Answer, client: int, round: Round) -> Reply:
+        """A client's reply as it arrives at the server, checked by itself."""
         if "failed" in answer.about:
             raise RunError(answer.about["failed"])
         round.traffic.up += len(answer.data)
         round.traffic.encodings.update(answer.about["encodings"])
         with section("decode"):
             update = self.exchange.decode_update(answer.data, client, round.broadcast.round)
-            check_update(update, round.broadcast, int(self.sizes[client]), self.their_side.context)
-            return update
+            norm = check_update(update, round.broadcast, int(self.sizes[client]), self.their_side.context)
+            return Reply(client, update, norm, answer.about["remembers"])
 
     def _gather_hidden(self, round: Round) -> Tensor:
         """The new weights from the sum of all replies, none of which the server can read by itself."""

@@ -38,6 +38,7 @@ class Progress:
     fingerprint: str = ""  # of the data and the weights that the run started from
     threads: int = 0  # that it computes with
     best: dict[str, Any] = field(default_factory=dict)  # of the phase under way: round, val_accuracy, val_loss
+    norms: list[float] = field(default_factory=list)  # of the last updates of the phase under way: federate/norms.py
     phases: list[dict[str, Any]] = field(default_factory=list)  # results of the finished phases
 
 

@@ -164,7 +164,7 @@ def _decode_vectors(
         found = decode_positions(ENCODINGS[encoding], positions, extent, known.get(name), redraw)
         entries = _count(found.bits, extent, TYPES[kind])
         tensor = decode_values(values, TYPES[kind], entries, extent.exact, bool(compressed))
-        vectors[name] = replace(found, values=tensor)
+        vectors[name] = replace(found, values=tensor, type=TYPES[kind])
     return vectors
 
 

@@ -60,6 +60,7 @@ class Vector:
     bits: Tensor | None = None  # uint8, eight weights a byte, the first in the lowest bit; None: all positions
     known: bool = False  # the receiver has these bits already: only a checksum of them is sent
     seed: int | None = None  # below 2^63; the receiver can draw these bits from it: only it and a checksum are sent
+    type: str | None = None  # that the values were sent in, one of `values.TYPES`; of a vector that was decoded
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,93 @@
+"""Updates that are far longer than the others of their phase are left out.
+
+What is usual is told by the median of the phase's last `WINDOW` updates that were taken. The first updates of a phase
+have nothing to be compared with, so they wait until there are `ENOUGH` of them (or the round is over) and are then
+judged together: who lies first gains nothing. Updates are taken in the order in which they arrive, which is the same
+for any number of workers, and the norms are part of the checkpoint, so a resumed run leaves out the same updates.
+"""
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedsieve.federate.aggregate import pieces
+from fedsieve.federate.client import Update
+
+ENOUGH = 3  # updates: one that lies is not their median
+WINDOW = 255  # numbers in a checkpoint
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client sent, read and checked by itself."""
+
+    client: int
+    update: Update
+    norm: float  # from `check_update`
+    remembers: str | None  # the digest of what the client remembers for its next round, if there is anything
+
+    @property
+    def is_sums(self) -> bool:
+        return "delta" not in self.update.vectors
+
+    def kept(self) -> "Reply":
+        """The same reply with vectors of its own: those of a message are views, valid until the next one arrives."""
+        vectors = {name: vector.clone() for name, vector in self.update.vectors.items()}
+        return replace(self, update=replace(self.update, vectors=vectors))
+
+
+def norm_of(*vectors: Tensor) -> float:
+    """The L2 norm of all numbers together: squares in their own type, which is fast, unless one is too large for it."""
+    parts = [vector[part] for vector in vectors for part in pieces(vector)]
+    squares = torch.stack([torch.dot(part, part) for part in parts] or [torch.zeros(())])
+    if not (total := float(squares.sum(dtype=torch.float64))) < math.inf:
+        total = sum(float(torch.dot(part.double(), part.double())) for part in parts)
+    return math.sqrt(total)
+
+
+class NormLimit:
+    """Leaves out updates whose norm is more than `limit` times the median; None: takes all of them."""
+
+    def __init__(self, limit: float | None, norms: Iterable[float]) -> None:
+        """`norms` are those of the phase's last updates; those of updates that are taken follow."""
+        self.limit, self.norms = limit, list(norms)
+        self._sorted = sorted(self.norms)
+
+    def judged(self, replies: Iterable[Reply]) -> Iterator[tuple[Reply, str | None]]:
+        """Each reply in order, and why it must be left out, or None."""
+        if self.limit is None:
+            yield from ((reply, None) for reply in replies)
+            return
+        waiting: list[Reply] = []
+        for reply in replies:
+            is_early = len(self.norms) + len(waiting) + 1 < ENOUGH
+            waiting.append(reply.kept() if is_early else reply)
+            if not is_early:
+                yield from self._judge(waiting, self.limit)
+                waiting = []
+        yield from self._judge(waiting, self.limit)
+
+    def _judge(self, replies: list[Reply], limit: float) -> Iterator[tuple[Reply, str | None]]:
+        usual = self._sorted
+        if len(usual) < ENOUGH:
+            usual = sorted(usual + [reply.norm for reply in replies if reply.norm > 0])  # zeros tell nothing
+        median = usual[(len(usual) - 1) // 2] if usual else math.inf
+        for reply in replies:
+            if reply.norm > limit * median:
+                what = "sums have, a sample, the norm" if reply.is_sums else "update has the norm"
+                than = f"clients.norm_limit {limit:g} times the phase's median {median:.3g}"
+                yield reply, f"its {what} {reply.norm:.3g}, more than {than}; if it is no lie, lower lr"
+                continue
+            if reply.norm > 0:
+                self._record(reply.norm)
+            yield reply, None
+
+    def _record(self, norm: float) -> None:
+        self.norms.append(norm)
+        insort(self._sorted, norm)
+        if len(self.norms) > WINDOW:
+            self._sorted.remove(self.norms.pop(0))
