@@ -24,6 +24,7 @@ from fedsieve.observer import Observer
 from fedsieve.randomness import numpy_generator
 from fedsieve.runs.folder import read_metrics, read_result
 from fedsieve.sieve.mask import Mask
+from fedsieve.wire import Message, Vector, decode, encode
 from fedsieve.workbench import DataHolders, Workbench
 
 Maker = Callable[..., Experiment]
@@ -138,6 +139,50 @@ def test_making_a_federated_mask_is_counted(experiment: Maker, tmp_path: Path) -
     assert scores < first["bytes_up"] - second["bytes_up"] < scores + 20 * HEADERS
     assert first["mask_overlap"] == second["mask_overlap"] == 1.0
     assert second["bytes_down"] < 3 * (4 * mask.active + HEADERS)  # everybody has the rest
+
+
+@pytest.mark.parametrize(
+    ("scope", "combine"),
+    [
+        ("server", "all"),
+        ("federated", "all"),
+        ("federated, refresh: round", "all"),
+        ("federated", "{fisher_mixing: {fisher: {samples: 5}}}"),
+    ],
+)
+def test_who_failed_gets_everything_again(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str, combine: str
+) -> None:
+    """A client that trusts only messages can decode each broadcast, and all that it needs for that is counted."""
+    holders = set(range(6)) if "federated" in scope else set()  # of the mask, and the sum of scores
+    again, send = [], Server._send
+
+    def checked(self, clients, round):
+        exchange, masks, mixing = self.exchange, self.their_side.context.masks, self.their_side.context.mixing
+        holders.difference_update(int(one) for line in read_metrics(tmp_path / "run")[-1:] for one in line["failed"])
+        if "round" in scope:
+            holders.update(clients)  # all made the new mask
+        lacking = [client for client in clients if client not in holders]
+        expected = 0
+        vectors = [("mask", "mask", Vector(bits=masks.shared.bits))]
+        vectors += [("scores", "fisher", Vector(mixing.total))] if mixing is not None else []
+        for kind, name, vector in vectors if lacking else []:
+            message = encode(Message(kind, {}, {name: vector}), exchange.layout).data
+            expected += len(lacking) * len(message)
+        again.extend(lacking)
+        holders.update(lacking)
+        for client in clients:
+            data = exchange.broadcast(exchange.versions.last_seen(client), round.broadcast.weights).data
+            decode(data, exchange.layout, "broadcast", {"weights": masks.shared.bits})  # which it has by now
+            expected += len(data)
+        before = round.traffic.down
+        send(self, clients, round)
+        assert round.traffic.down - before == expected
+
+    monkeypatch.setattr(Server, "_send", checked)
+    failures = ["clients.fail_rate=0.4", f"clients.combine={combine}", "clients.fraction=0.67", "evaluate.test=never"]
+    run(experiment(edit(f"scope: {scope}", rounds=4).replace("40", "5"), *failures), tmp_path / "run")
+    assert "round" in scope or len(again) > (len(set(again)) if scope == "server" else 0)
 
 
 @pytest.mark.parametrize("mask", [None, "rule: smallest_magnitude", "scope: server"])

@@ -188,14 +188,22 @@ class Server:
         return losses
 
     def _send(self, clients: list[int], round: Round) -> None:
-        """The weights, and before them a mask that all share to those who do not have it yet."""
-        masks, versions = self.their_side.context.masks, self.exchange.versions
-        if masks is not None and masks.shared is not None and not masks.needs_everybody:
-            is_new = masks.settings.refresh == "round"
-            lacking = [one for one in clients if is_new or versions.last_seen(one) < self.exchange.started]
-            if lacking:
-                round.traffic.down += len(lacking) * self.exchange.shared_mask(round.broadcast.round)
+        """The weights, and before them what all have in a phase to those who do not have it yet, or not any more.
+
+        That is a mask that all share, and the sum of all scores for Fisher mixing.
+        """
+        context, exchange = self.their_side.context, self.exchange
+        masks, mixing = context.masks, context.mixing
+        lacking = sum(exchange.versions.last_seen(client) < exchange.started for client in clients)
         with section("encode"):
+            if masks is not None and masks.shared is not None:
+                if masks.settings.refresh == "round":  # a new one: either all clients made it, or none of these has it
+                    without = 0 if masks.needs_everybody else len(clients)
+                else:
+                    without = lacking
+                round.traffic.down += without and without * exchange.shared_mask(round.broadcast.round)
+            if mixing is not None:
+                round.traffic.down += lacking and lacking * exchange.total_scores(mixing.total)
             self.exchange.bring_up_to_date(clients, round.broadcast.weights, round.traffic)
 
     # What they reply.
