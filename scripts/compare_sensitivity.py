@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedsieve.experiment import configure_torch
 from fedsieve.model.classifier import load_classifier
 from fedsieve.observer import Observer
-from fedsieve.runs.folder import read_experiment
+from fedsieve.runs.read import read_experiment
 from fedsieve.sieve.choose import choose
 from fedsieve.sieve.mask import shapes_of
 from fedsieve.sieve.sensitivity import sensitivity

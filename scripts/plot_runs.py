@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from fedsieve.report.plots import plot_bytes, plot_drift
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 
 
 def main() -> None:

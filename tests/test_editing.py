@@ -17,7 +17,7 @@ from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.observer import Observer
 from fedsieve.randomness import torch_generator
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.mask import Mask
 from fedsieve.workbench import Workbench
 

@@ -18,7 +18,7 @@ from fedsieve.federate.client import batches
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.observer import Observer
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]

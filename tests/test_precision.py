@@ -17,7 +17,7 @@ from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.observer import Observer
 from fedsieve.precision import forward, notes_on
-from fedsieve.runs.folder import read_experiment, read_metrics
+from fedsieve.runs.read import read_experiment, read_metrics
 from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]

@@ -24,7 +24,8 @@ from fedsieve.observer import Observer
 from fedsieve.phases import Phase, notes_on, plan, prepare
 from fedsieve.profile import Times, section, stopwatch
 from fedsieve.runs.checkpoint import Checkpoint, Progress
-from fedsieve.runs.folder import RunFolder, read_experiment, read_result, settled
+from fedsieve.runs.folder import RunFolder, settled
+from fedsieve.runs.read import read_experiment, read_result
 from fedsieve.runs.tracking import tracked
 from fedsieve.workbench import Workbench, configure_torch, fingerprint_of
 from fedsieve.workers.crew import at_work
@@ -70,7 +71,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
                 test = run_phase(experiment, phase, bench, state, folder, clock)
             result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
         observer.concluded(result)  # before it is written: what is finished is never looked at again
-        folder.save_result(result)
+        result = folder.save_result(result)
         seconds = stopwatch.take()
         of_workers, workers = (crew.seconds, crew.size) if crew is not None else ({}, 1)
         observer.finished(Times(sum(seconds.values()), seconds, of_workers, workers))

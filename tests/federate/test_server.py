@@ -22,7 +22,7 @@ from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.observer import Observer
 from fedsieve.randomness import numpy_generator
-from fedsieve.runs.folder import read_metrics, read_result
+from fedsieve.runs.read import read_metrics, read_result
 from fedsieve.sieve.mask import Mask
 from fedsieve.wire import Message, Vector, decode, encode
 from fedsieve.workbench import DataHolders, Workbench

@@ -15,7 +15,7 @@ from fedsieve.experiment_file import load_experiment, parse_experiment
 from fedsieve.report.compare import compare, in_few_words, short, telling
 from fedsieve.report.formats import as_csv, as_data, as_latex, escaped
 from fedsieve.runs.collection import FIGURES
-from fedsieve.runs.folder import read_result
+from fedsieve.runs.read import read_result
 from fedsieve.runs.repeat import repeat
 
 SMALL = """
@@ -25,6 +25,8 @@ data: {name: digits, image_size: 16}
 clients: {count: 2}
 phases: [{name: head, train: head, rounds: 2, local: {steps: 2, batch_size: 32, lr: 0.1}}]
 """
+PHASE = dict.fromkeys(("best_round", "best_val_accuracy", "best_val_loss", "test_accuracy", "test_loss"))
+PHASE |= {"name": "head", "rounds": 1, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}  # of a result.json
 
 
 def made(folder: Path, accuracy: float | None, *overrides: str, rounds: int | None = None, data: str = "x") -> Path:
@@ -32,12 +34,12 @@ def made(folder: Path, accuracy: float | None, *overrides: str, rounds: int | No
     folder.mkdir(parents=True)
     experiment = load_experiment("digits-edit-iid", list(overrides)).resolved()
     (folder / "experiment.yaml").write_text(experiment.to_yaml())
+    line = {"phase": "head", "round": 1, "val_accuracy": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+    (folder / "metrics.jsonl").write_text((json.dumps(line) + "\n") * (rounds or 1))
     if rounds is not None:
-        line = {"phase": "head", "round": 1, "val_accuracy": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
-        (folder / "metrics.jsonl").write_text((json.dumps(line) + "\n") * rounds)
         return folder
     result = {name: accuracy if name.endswith("accuracy") else 10 * experiment.seed for name in FIGURES}
-    result |= {"seed": experiment.seed, "model_sha256": "0", "phases": [], "data_fingerprint": data}
+    result |= {"seed": experiment.seed, "model_sha256": "0", "phases": [PHASE], "data_fingerprint": data}
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 

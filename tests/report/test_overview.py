@@ -13,6 +13,8 @@ from fedsieve.report.overview import BINS, POINTS, curve, overview, thinned
 from fedsieve.runs.collection import find_runs
 
 ROUNDS = 40  # of digits-edit-iid
+PHASE = dict.fromkeys(("best_round", "best_val_accuracy", "best_val_loss", "test_accuracy", "test_loss"))
+PHASE |= {"name": "head", "rounds": 1, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}  # of a result.json
 
 
 def line(place: int, **others: Any) -> dict[str, Any]:
@@ -31,7 +33,14 @@ def made(
     (folder / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     if accuracy is not None:
         result = {"test_accuracy": accuracy, "test_loss": 0.3, "best_val_accuracy": 0.8, "bytes_up": 5, "bytes_down": 6}
-        result |= {"seconds": 7.0, "model_sha256": "", "phases": [], "val_accuracy": 0.8, "val_loss": 0.4}
+        result |= {
+            "seconds": 7.0,
+            "seed": 42,
+            "model_sha256": "",
+            "phases": [PHASE],
+            "val_accuracy": 0.8,
+            "val_loss": 0.4,
+        }
         result |= {"data_fingerprint": data}
         (folder / "result.json").write_text(json.dumps(result))
     return folder
@@ -158,11 +167,14 @@ def test_who_holds_what_is_kept_once_for_groups_that_share_it(tmp_path: Path) ->
     assert data["splits"][0]["count"] == 300 and len(data["splits"][0]["rows"]) == 100
 
 
-def test_a_damaged_split_is_left_out(tmp_path: Path) -> None:
+def test_a_damaged_split_is_left_out_with_a_warning(tmp_path: Path) -> None:
     folder = made(tmp_path / "run")
     for text in ("", "[]", '{"classes": 3}', '{"classes": ["a"], "count": 1, "clients": [3]}'):
         (folder / "split.json").write_text(text)
-        assert shown(tmp_path)["splits"] == []
+        data = shown(tmp_path)
+        assert data["splits"] == [] and len(data["groups"]) == 1
+        (warning,) = data["warnings"]
+        assert f"{folder}/split.json is damaged" in warning
 
 
 def test_clients_accuracies_are_counted_in_bins(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsieve.config import Experiment
 from fedsieve.experiment_file import load_experiment
-from fedsieve.runs.collection import OF_A_ROUND, differing, find_runs, flat, grouped
+from fedsieve.runs.collection import differing, find_runs, flat, grouped
 
 
 def made(folder: Path, *overrides: str) -> Path:
@@ -50,7 +50,8 @@ def test_dotted_keys_name_every_leaf() -> None:
 
 
 def test_states_of_runs(tmp_path: Path) -> None:
-    (made(tmp_path / "a") / "metrics.jsonl").write_text((json.dumps(dict.fromkeys(OF_A_ROUND)) + "\n") * 12)
+    line = {"phase": "head", "round": 1, "val_accuracy": None, "bytes_up": 1, "bytes_down": 1, "seconds": 1.0}
+    (made(tmp_path / "a") / "metrics.jsonl").write_text((json.dumps(line) + "\n") * 12)
     made(tmp_path / "b", "model.head={ridge: {penalty: 1}}", "phases=[]")
     runs, _ = find_runs([tmp_path])
     assert [run.state for run in runs] == ["unfinished: round 12 of 40", "unfinished: round 0 of 1"]

@@ -17,7 +17,7 @@ from fedsieve.config import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
 from fedsieve.observer import Observer
-from fedsieve.runs.folder import read_result
+from fedsieve.runs.read import read_result
 from fedsieve.runs.repeat import repeat
 
 Maker = Callable[..., Experiment]

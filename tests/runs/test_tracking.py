@@ -19,7 +19,7 @@ from fedsieve.config import Experiment
 from fedsieve.experiment import run
 from fedsieve.observer import Observer
 from fedsieve.runs.collection import FIGURES, as_text, flat
-from fedsieve.runs.folder import read_experiment, read_metrics, read_result
+from fedsieve.runs.read import read_experiment, read_metrics, read_result
 from fedsieve.runs.tracking import METRICS
 
 Maker = Callable[..., Experiment]

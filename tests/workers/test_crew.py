@@ -21,7 +21,7 @@ from fedsieve.errors import RunError
 from fedsieve.experiment import run
 from fedsieve.federate.jobs import Answer, Job
 from fedsieve.observer import Observer
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 from fedsieve.sieve import rules
 from fedsieve.workbench import Workbench
 from fedsieve.workers import crew as crew_module

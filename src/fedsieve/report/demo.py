@@ -10,7 +10,7 @@ from fedsieve.experiment_file import load_experiment
 from fedsieve.report.plots import plot_curves
 from fedsieve.report.progress import ProgressBar
 from fedsieve.report.tables import runs_table
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 
 RUNS = {
     "centralized, dense": "digits-central",

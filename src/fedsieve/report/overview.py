@@ -4,7 +4,6 @@ A group is the runs that differ in nothing but the seed; of what each has alone 
 its 95% interval. Nothing here depends on where or when the page is made.
 """
 
-import json
 import math
 import os
 import re
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from fedsieve import __version__
+from fedsieve.errors import InputError
 from fedsieve.report.statistics import interval
 from fedsieve.runs.collection import Run, about_data, as_text, differing, grouped, without_repeats
+from fedsieve.runs.read import read_split
 
 POINTS = 240  # of a curve at most: more than a chart has room for
 SHOWN_CLIENTS = 100  # in the heat map of who holds what
@@ -35,14 +36,15 @@ def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fe
     groups = list(grouped(runs, keys).values())
     names = names_of(groups)
     splits: list[dict[str, Any]] = []
-    described = [described_group(name, group, splits) for name, group in zip(names, groups, strict=True)]
+    damaged: list[str] = []
+    described = [described_group(name, group, splits, damaged) for name, group in zip(names, groups, strict=True)]
     for group, members in zip(described, groups, strict=True):
         group["settings"] = {key: as_text(members[0].settings.get(key)) for key in keys}
     common = groups[0][0].settings if groups else {}
     return {
         "title": title,
         "version": __version__,
-        "warnings": [*problems, *repeats, *about_data(runs)],
+        "warnings": [*problems, *damaged, *repeats, *about_data(runs)],
         "groups": described,
         "splits": splits,
         "differing": keys,
@@ -73,7 +75,9 @@ def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
 # -------------------------------------------------------------------------------------------------- one group
 
 
-def described_group(name: str, runs: Sequence[Run], splits: list[dict[str, Any]]) -> dict[str, Any]:
+def described_group(
+    name: str, runs: Sequence[Run], splits: list[dict[str, Any]], problems: list[str]
+) -> dict[str, Any]:
     """One group of runs; who holds what goes to `splits`, where groups with the same find the same."""
     results = [run.result for run in runs if run.result is not None]
     states = [run.state for run in runs]
@@ -93,7 +97,7 @@ def described_group(name: str, runs: Sequence[Run], splits: list[dict[str, Any]]
         "sent": sent(lines),
         "time": time_by_phase(lines),
         "density": density_by_phase(max(lines, key=len)),
-        "split": split_of(runs[0], splits),
+        "split": split_of(runs[0], splits, problems),
         "clients": spread(results),
         "runs": [
             {"seed": run.seed, "state": state, "command": command(name, runs, run)}
@@ -169,18 +173,21 @@ def density_by_phase(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"phase": phase, "round": line["round"], **line["layers"]} for phase, line in last.items()]
 
 
-def split_of(run: Run, splits: list[dict[str, Any]]) -> int | None:
-    """Where in `splits` it stands who holds what in this run; None for a run that did not write it down."""
+def split_of(run: Run, splits: list[dict[str, Any]], problems: list[str]) -> int | None:
+    """Where in `splits` it stands who holds what in this run; None if that is not known."""
     try:
-        told = json.loads((run.path / "split.json").read_text())
-        classes = [str(name) for name in told["classes"]]
-        rows = [
-            ",".join(str(held[key]) if (key := str(k)) in held else "" for k in range(len(classes))).rstrip(",")
-            for held in told["clients"][:SHOWN_CLIENTS]
-        ]
-        split = {"classes": classes, "count": int(told["count"]), "rows": rows}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        told = read_split(run.path, run.digests)
+    except InputError as error:
+        problems.append(str(error))
         return None
+    if told is None:
+        return None
+    classes = told["classes"]
+    rows = [
+        ",".join(str(held[key]) if (key := str(k)) in held else "" for k in range(len(classes))).rstrip(",")
+        for held in told["clients"][:SHOWN_CLIENTS]
+    ]
+    split = {"classes": classes, "count": told["count"], "rows": rows}
     if split not in splits:
         splits.append(split)
     return splits.index(split)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from fedsieve.errors import InputError
 from fedsieve.report.overview import overview
 from fedsieve.report.page import page
-from fedsieve.runs.collection import Run, find_runs, read_run
+from fedsieve.runs.collection import Run, find_runs, read_run, run_folders
 
 EVERY = 2000  # milliseconds between two questions of the browser
 FILES = ("experiment.yaml", "metrics.jsonl", "result.json", "split.json")  # that the page depends on
@@ -46,11 +46,11 @@ class Watch:
     def _files(self) -> dict[Path, list[tuple[str, int, int]]]:
         """Of each run, the size and the time of its files."""
         found: dict[Path, list[tuple[str, int, int]]] = {}
-        for experiment in sorted(self.folder.rglob("experiment.yaml")):
-            about = found.setdefault(experiment.parent, [])
+        for run in run_folders(self.folder):
+            about = found.setdefault(run, [])
             for name in FILES:
                 with suppress(OSError):  # not there, or not any more
-                    file = experiment.with_name(name).stat()
+                    file = (run / name).stat()
                     about.append((name, file.st_size, file.st_mtime_ns))
         return found
 

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 
 from fedsieve.config import Experiment, RidgeHead
 from fedsieve.errors import InputError
-from fedsieve.runs.folder import read_experiment, read_metrics, read_result, require
+from fedsieve.runs.read import Digests, digests_in, read_experiment, read_metrics, read_result
 
 FIGURES = (  # of a result, those that make sense as a mean
     "test_accuracy",
@@ -22,7 +23,6 @@ FIGURES = (  # of a result, those that make sense as a mean
     "bytes_down",
     "seconds",
 )
-OF_A_ROUND = ("phase", "round", "val_accuracy", "bytes_up", "bytes_down", "seconds")  # what every line of metrics has
 ALWAYS_THE_SAME = ("cifar100", "digits")  # data sets whose content is checked or built in, wherever they lie
 
 
@@ -50,6 +50,10 @@ class Run:
         return "finished" if self.result else f"unfinished: round {len(self.metrics)} of {self.rounds}"
 
     @property
+    def digests(self) -> Digests:
+        return digests_in(self.result)
+
+    @property
     def dataset(self) -> str:
         """The data set's name, with its place where the name does not say which images are in it."""
         data = self.experiment.data
@@ -66,14 +70,10 @@ class Run:
 
 
 def read_run(path: Path) -> Run:
-    """The run in this folder; an error if anything is missing in it that others rely on."""
-    experiment, metrics = read_experiment(path), read_metrics(path)
-    for place, line in enumerate(metrics, start=1):
-        require(line, OF_A_ROUND, path / "metrics.jsonl", f"line {place}: ")
-    result = read_result(path) if (path / "result.json").exists() else None
-    if result is not None:
-        require(result, FIGURES, path / "result.json")
-    return Run(path, experiment, metrics, result)
+    """The run in this folder; an error if anything is damaged or missing in it that others rely on."""
+    result = read_result(path) if (path / "result.json").exists() else None  # first: the run may end in the meantime
+    digests = digests_in(result)
+    return Run(path, read_experiment(path, digests), read_metrics(path, digests), result)
 
 
 def find_runs(paths: Iterable[Path], read: Callable[[Path], Run] = read_run) -> tuple[list[Run], list[str]]:
@@ -81,7 +81,7 @@ def find_runs(paths: Iterable[Path], read: Callable[[Path], Run] = read_run) -> 
     runs: dict[Path, Run] = {}
     problems = []
     for path in paths:
-        below = sorted(file.parent for file in path.rglob("experiment.yaml")) if path.is_dir() else []
+        below = run_folders(path) if path.is_dir() else []
         if not below:
             state = "holds no run (no experiment.yaml in it or below)" if path.is_dir() else "is no folder"
             problems.append(f"{path} {state}; give the folder of a run, or one with runs in it")
@@ -91,6 +91,12 @@ def find_runs(paths: Iterable[Path], read: Callable[[Path], Run] = read_run) -> 
             except InputError as error:
                 problems.append(str(error))
     return list(runs.values()), problems
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The folders at or below a path that hold a run, also one whose experiment.yaml is gone, so that it is missed."""
+    names = {"experiment.yaml", "metrics.jsonl"}
+    return sorted(Path(folder) for folder, folders, files in os.walk(path) if not names.isdisjoint(files + folders))
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

@@ -23,7 +23,7 @@ from fedsieve.model.backbone import quiet_transformers
 from fedsieve.model.checkpoint import our_name
 from fedsieve.model.classifier import Classifier, load_classifier
 from fedsieve.model.vit import ViT, ViTShape
-from fedsieve.runs.folder import read_experiment, read_result
+from fedsieve.runs.read import read_experiment, read_result
 
 TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
 

@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -16,13 +16,13 @@ from xxhash import xxh3_128
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError
-from fedsieve.experiment_file import parse_kept
 from fedsieve.model.classifier import description
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
 from fedsieve.runs.atomic import flush_to_disk, write_text, written_atomically
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
 from fedsieve.runs.clients import ClientStore
+from fedsieve.runs.read import read_experiment, read_metrics, with_digests
 from fedsieve.runs.sealed import digest_of, load_sealed, save_sealed
 
 FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
@@ -202,7 +202,9 @@ class RunFolder:
             partial.write_bytes(content)
         return hashlib.sha256(content).hexdigest()
 
-    def save_result(self, result: dict[str, Any]) -> None:
+    def save_result(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Write result.json, with digests of the run's files; what it says."""
+        result = with_digests(result, self.path)
         write_text(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         for folder in ("clients", "mixing"):  # nobody will train on
             for phase in self.experiment.phases:
@@ -210,6 +212,7 @@ class RunFolder:
                 ClientStore(self.path / folder / phase.name).clear()
             with suppress(OSError):  # it was never made, or holds something of someone else's
                 (self.path / folder).rmdir()
+        return result
 
 
 def keep_start(run: Path, phase: str, weights: Tensor) -> None:
@@ -226,62 +229,6 @@ def load_start(run: Path, phase: str) -> Tensor:
         return load_sealed(path)[1]["vector"]
     except (ValueError, KeyError):
         raise RunError(f"{path} is damaged, so this run cannot go on; start it anew in another folder") from None
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last one that a crash cut short is left out."""
-    path = run / "metrics.jsonl"
-    lines = []
-    for text in _text(path).splitlines() if path.exists() else []:
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break
-    return lines
-
-
-def read_result(run: Path) -> dict[str, Any]:
-    path = run / "result.json"
-    if not path.exists():
-        raise InputError(f"{run} is no finished run (it has no result.json); give the folder of one")
-    try:
-        result = json.loads(_text(path))
-    except ValueError:
-        raise damaged(path, "this is not JSON") from None
-    require(result, ("model_sha256", "phases", "test_accuracy"), path)
-    return result
-
-
-def read_experiment(run: Path) -> Experiment:
-    path = run / "experiment.yaml"
-    if not path.exists():
-        raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
-    text = _text(path)
-    try:
-        return parse_kept(text, str(path))
-    except InputError as error:
-        raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
-
-
-def require(found: Any, keys: Iterable[str], path: Path, place: str = "") -> None:
-    """Refuse what was read from a file, or at some place in it, unless it has these keys."""
-    if not isinstance(found, dict):
-        raise damaged(path, f"{place}this is no object")
-    if missing := [key for key in keys if key not in found]:
-        raise damaged(path, f"{place}there is no {missing[0]}")
-
-
-def damaged(path: Path, why: str) -> InputError:
-    return InputError(f"{path} is damaged, or older than this version ({why}); leave the run out or repeat it")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except UnicodeDecodeError:
-        raise damaged(path, "this is not text") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); leave the run out or repeat it") from None
 
 
 def settled(experiment: Experiment, run: Path, resume: bool) -> Experiment:

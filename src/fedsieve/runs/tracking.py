@@ -18,7 +18,7 @@ from fedsieve.observer import Observer, Relay
 from fedsieve.profile import section
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import FIGURES, flat
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 from fedsieve.runs.trackers import TRACKERS, Story, Tracker
 
 METRICS = ("train_loss", "val_accuracy", "val_loss", "drift_mean", "bytes_up", "bytes_down", "seconds")

@@ -27,7 +27,7 @@ from fedsieve.observer import Observer, Relay
 from fedsieve.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.runs.atomic import write_text
 from fedsieve.runs.collection import read_run
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 from fedsieve.runs.repeat import with_seed
 from fedsieve.sweep.file import Sweep
 from fedsieve.sweep.trials import (
