@@ -39,7 +39,7 @@ def calibrate_phase(
     planned = next(one for one in plan(experiment, bench) if one.settings.name == settings.name)
     if not starts_here:
         run(before, out / BEFORE, resume=True, observer=observer)
-        tensors, _ = read_classifier_file(out / BEFORE / "model.safetensors", "--out")
+        tensors, _ = read_classifier_file(out / BEFORE / "model.safetensors")
         fill(bench.classifier, tensors, str(out / BEFORE))
         bench.observer = observer
     try:

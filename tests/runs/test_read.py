@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError
-from fedsieve.experiment import run
+from fedsieve.experiment import check, evaluate_run, run
 from fedsieve.experiment_file import parse_experiment
 from fedsieve.observer import Observer
 from fedsieve.runs.collection import find_runs, read_run
+from fedsieve.runs.export import export_run
 from fedsieve.runs.read import read_experiment, read_metrics, read_result, read_split
 from fedsieve.sweep.sweep import run_slim
 
@@ -146,3 +148,33 @@ def test_a_run_whose_experiment_is_gone_is_missed(experiment: Maker, tmp_path: P
     runs, problems = find_runs([tmp_path])
     assert [one.path.name for one in runs] == ["good"]
     assert len(problems) == 1 and f"{tmp_path}/bad is no run (it has no experiment.yaml)" in problems[0]
+
+
+def test_a_model_that_was_changed_is_not_used(experiment: Maker, tmp_path: Path) -> None:
+    """One bit of one weight: scores stay plausible, so only the hash tells."""
+    out, model = tmp_path / "run", tmp_path / "run/model.safetensors"
+    whole = run(experiment(*ONE_ROUND), out)
+    again = experiment(*ONE_ROUND, f"model.init={out}")
+    uses: list[Callable[[], Any]] = [
+        lambda: evaluate_run(out),
+        lambda: export_run(out, tmp_path / "export"),
+        lambda: run(again, tmp_path / "again"),
+    ]
+    content = model.read_bytes()
+    model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    for use in uses:
+        with pytest.raises(InputError, match=f"{re.escape(str(model))} was changed since"):
+            use()
+    model.unlink()
+    for use in uses:
+        with pytest.raises(InputError, match=re.escape(f"{model} cannot be read (No such file")):
+            use()
+    assert not (tmp_path / "export").exists() and not (tmp_path / "again").exists()
+    model.write_bytes(content)
+    assert evaluate_run(out)["test_accuracy"]["measured"] == whole["test_accuracy"]
+    (out / "result.json").unlink()  # a model that was copied alone may be started from
+    check(again)
+    for metadata in (None, {"fedsieve": "[" * 100_000}, {"fedsieve": "[]"}, {"fedsieve": '{"classes": 3}'}):
+        save_file(load_file(model), model, metadata=metadata)
+        with pytest.raises(InputError, match=re.escape(f"model.init: {model} is no model of a finished run")):
+            check(again)

@@ -14,6 +14,7 @@ from fedsieve.model.backbone import Backbone, describe, from_description, load_b
 from fedsieve.model.checkpoint import fill
 from fedsieve.model.vit import ViT, through
 from fedsieve.randomness import torch_generator
+from fedsieve.runs.read import check_model
 
 
 class Classifier(nn.Module):
@@ -79,7 +80,10 @@ def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
     model = Classifier(backbone, head, classes)
     if experiment.model.init is not None:
         path = Path(experiment.model.init) / "model.safetensors"
-        tensors, parts = read_classifier_file(path, "model.init")
+        try:
+            tensors, parts = read_classifier_file(path)
+        except InputError as error:
+            raise InputError(f"model.init: {error}") from None
         fill(model, tensors, f"model.init: {path}")
         if parts["classes"] != classes:
             raise InputError(
@@ -98,18 +102,23 @@ def description(model: Classifier) -> dict[str, str]:
     return {"fedsieve": json.dumps(parts, sort_keys=True)}
 
 
-def read_classifier_file(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_classifier_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description in a run's model.safetensors, which must be as the run wrote it."""
+    check_model(path)
     try:
         with safe_open(path, framework="pt") as file:
             parts = json.loads((file.metadata() or {})["fedsieve"])
-            return {name: file.get_tensor(name) for name in file.keys()}, parts  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError, KeyError, ValueError):
-        raise InputError(f"{what}: {path} is no model of a finished run; give the folder of one") from None
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        if parts.keys() == {"backbone", "hidden", "classes"}:
+            return tensors, parts
+    except (OSError, SafetensorError, KeyError, ValueError, AttributeError, RecursionError):
+        pass
+    raise InputError(f"{path} is no model of a finished run; give the folder of one")
 
 
 def load_classifier(run: Path) -> Classifier:
     """The model of a finished run's folder."""
-    tensors, parts = read_classifier_file(run / "model.safetensors", "RUN")
+    tensors, parts = read_classifier_file(run / "model.safetensors")
     backbone = from_description(parts["backbone"])
     head = make_head(backbone.width, len(parts["classes"]), parts["hidden"])
     model = Classifier(backbone, head, parts["classes"])

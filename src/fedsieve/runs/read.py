@@ -133,16 +133,17 @@ def digests_of(run: Path) -> Digests:
     return digests_in(read_result(run) if (run / "result.json").exists() else None)
 
 
-def check_model(run: Path) -> None:
-    """Refuse a model.safetensors that is not the one that the run wrote, where a result.json tells."""
-    if (run / "result.json").exists():
-        expected = read_result(run)["model_sha256"]
-        try:
-            found = sha256_of(run / "model.safetensors")
-        except OSError as error:
-            raise _unreadable(run / "model.safetensors", error) from None
-        if found != expected:
-            raise _changed(run / "model.safetensors")
+def check_model(path: Path) -> None:
+    """Refuse a model.safetensors that is not the one that the run wrote, as far as a result.json beside it tells."""
+    if not path.with_name("result.json").exists():
+        return
+    expected = read_result(path.parent)["model_sha256"]
+    try:
+        found = sha256_of(path)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    if found != expected:
+        raise _changed(path)
 
 
 # --------------------------------------------------------------------------------------- the files of a run
