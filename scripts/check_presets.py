@@ -20,7 +20,7 @@ from fedsieve.experiment_file import load_experiment, preset_names, report_of
 from fedsieve.observer import Observer
 from fedsieve.reproduce.scale import Scale, shrunken
 from fedsieve.runs.atomic import write_text
-from fedsieve.runs.folder import read_metrics
+from fedsieve.runs.read import read_metrics
 from fedsieve.workbench import Workbench, configure_torch
 
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "presets.md"

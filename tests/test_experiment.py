@@ -206,6 +206,26 @@ def test_the_test_set_has_no_influence(experiment: Maker, images: Path, tmp_path
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.parametrize("keep", ["last", "best"])
+def test_a_phase_that_makes_a_ridge_head_worse_is_warned_of(experiment: Maker, tmp_path: Path, keep: str) -> None:
+    class Warned(Observer):
+        def __init__(self) -> None:
+            self.texts: list[str] = []
+
+        def warning(self, text: str) -> None:
+            self.texts.append(text)
+
+    for rate, is_worse in ((1e-9, False), (200.0, True)):
+        warned, out = Warned(), tmp_path / f"{rate}"
+        phases = f"phases=[{{name: more, train: head, rounds: 2, local: {{epochs: 1, lr: {rate}}}}}]"
+        run(experiment("model.head={ridge: {penalty: 3.0}}", phases, f"evaluate.keep={keep}"), out, observer=warned)
+        before, *after = [line["val_accuracy"] for line in read_metrics(out)]
+        kept = max(after) if keep == "best" else after[-1]
+        assert (kept < before) == is_worse
+        told = f"phase more has made the ridge head worse: validation accuracy {before:.1%} before it, {kept:.1%} after"
+        assert [text[: len(told)] for text in warned.texts] == [told] * is_worse
+
+
 def test_ridge_is_exact_whatever_the_split(experiment: Maker, tmp_path: Path) -> None:
     """The federated closed form against scikit-learn's ridge on the pooled features."""
     hashes = set()

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fedsieve.config import Experiment, PhaseSettings
+from fedsieve.config import Experiment, PhaseSettings, RidgeHead
 from fedsieve.errors import RunError
 from fedsieve.evaluate import Score, fairness
 from fedsieve.federate.versions import Versions
@@ -130,6 +130,8 @@ def run_phase(
         scope.write(best)
     score = bench.test_score() if experiment.evaluate.test != "never" else None
     progress.phases.append(phase_result(settings, progress, score, folder, clock))
+    if warning := about_ridge(experiment, settings, progress.phases, folder.metrics()):
+        bench.observer.warning(warning)
     progress.phase, progress.round, progress.best, progress.norms = progress.phase + 1, 0, {}, []
     state.best = None
     folder.save_checkpoint(state, force=True)
@@ -174,6 +176,24 @@ def phase_result(
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "seconds": clock.tick() - sum(phase["seconds"] for phase in progress.phases),
     }
+
+
+def about_ridge(
+    experiment: Experiment, settings: PhaseSettings, phases: list[dict[str, Any]], lines: list[dict[str, Any]]
+) -> str | None:
+    """A warning if a phase that trained nothing but a ridge head has made it worse; it is the last of these phases."""
+    if not isinstance(experiment.model.head, RidgeHead) or settings.train != "head" or len(phases) < 2:
+        return None
+    if experiment.evaluate.keep == "best":
+        before, after = (phase["best_val_accuracy"] for phase in phases[-2:])
+    else:
+        before, after = lines[-1 - settings.rounds]["val_accuracy"], lines[-1]["val_accuracy"]
+    if before is None or after is None or after >= before:
+        return None
+    return (
+        f"phase {settings.name} has made the ridge head worse: validation accuracy {before:.1%} before it, "
+        f"{after:.1%} after it; leave the phase out, or lower its lr"
+    )
 
 
 def conclude(

@@ -21,7 +21,8 @@ from fedsieve.federate.versions import Versions
 from fedsieve.observer import Observer
 from fedsieve.phases import plan, prepare
 from fedsieve.runs.checkpoint import Checkpoint, Progress
-from fedsieve.runs.folder import RunFolder, read_metrics
+from fedsieve.runs.folder import RunFolder
+from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.mask import Mask, packed
 from fedsieve.wire import Message, Vector, decode, encode
 from fedsieve.workbench import Workbench, configure_torch

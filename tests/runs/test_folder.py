@@ -24,7 +24,8 @@ from fedsieve.federate.versions import Versions
 from fedsieve.observer import Observer
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress, find_newest, save
 from fedsieve.runs.clients import ClientStore
-from fedsieve.runs.folder import RunFolder, keep_start, read_experiment
+from fedsieve.runs.folder import RunFolder, keep_start
+from fedsieve.runs.read import read_experiment
 from fedsieve.runs.sealed import digest_of
 
 Maker = Callable[..., Experiment]
