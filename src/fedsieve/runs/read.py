@@ -22,7 +22,7 @@ Digests = Mapping[str, str]  # by file name; none for an unfinished or older run
 # ------------------------------------------------------------------------------- what stands in the files
 
 Number = Annotated[float, Field(ge=-1e100, le=1e100)]  # so that its square is one, too
-Count = Annotated[int, Field(ge=0, le=2**63)]
+Count = Annotated[int, Field(ge=0, le=2**53)]  # so that sums of them fit into 64 bits
 Shares = dict[str, Number | None]
 
 

@@ -30,19 +30,8 @@ from fedsieve.runs.collection import read_run
 from fedsieve.runs.read import read_metrics
 from fedsieve.runs.repeat import with_seed
 from fedsieve.sweep.file import Sweep
-from fedsieve.sweep.trials import (
-    REASON,
-    Arm,
-    Taken,
-    Trials,
-    alone,
-    arm_name,
-    best_of,
-    trial_folder,
-    trials_in,
-    trials_left,
-    values_of,
-)
+from fedsieve.sweep.storage import REASON, end_trial, values_of
+from fedsieve.sweep.trials import Arm, Taken, Trials, alone, arm_name, best_of, trial_folder, trials_in, trials_left
 
 ObserverFor = Callable[[str], AbstractContextManager[Observer]]  # of a run with this title
 PATIENCE = 0.5  # seconds between two looks at what other processes do
@@ -59,7 +48,7 @@ def run_sweep(sweep: Sweep, out: Path, observer_for: ObserverFor) -> dict[str, A
             try_out(sweep, taken, observer_for)
         finally:
             taken.release()
-    left = [Repeat(arm, nth) for nth in range(1, sweep.seeds) for arm in trials.arms]
+    left = [Repeat(arm, nth) for nth in range(sweep.seeds) for arm in trials.arms]  # the first seed's may be gone
     while left := [one for one in left if not repeat(sweep, trials, one, observer_for)]:
         time.sleep(PATIENCE)  # another process is at them; should it be killed, they are ours
     with alone(out):
@@ -115,10 +104,17 @@ def prepare(sweep: Sweep, out: Path) -> Trials:
 
 def refuse_another_experiment(sweep: Sweep, file: Path) -> None:
     """Fail if the sweep in a folder varied another experiment: at a point it wrote down, both must be the same."""
-    before = yaml.safe_load(file.read_text())
-    base = parse_kept(yaml.safe_dump(before["base"]), f"{file}, base")
-    if not base.same_outcome(sweep.experiment_at(before.get("at", {}))):
-        raise InputError(f"--out {file.parent} holds a sweep of another experiment; give another folder")
+    try:
+        before = yaml.safe_load(file.read_bytes())
+        base = parse_kept(yaml.safe_dump(before["base"]), f"{file}, base")
+        is_same = base.same_outcome(sweep.experiment_at(before.get("at", {})))
+    except (yaml.YAMLError, InputError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(f"{file} is damaged ({reason}); delete it, and the same command writes it anew") from None
+    if not is_same:
+        raise InputError(
+            f"--out {file.parent} holds a sweep of another experiment, as its {file.name} says; give another folder"
+        )
 
 
 def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
@@ -132,19 +128,20 @@ def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
             watching = Pruner(observer, trial, folder) if sweep.is_bayesian and sweep.prune else observer
             result = run_slim(experiment, folder, watching)
     except optuna.TrialPruned:
-        study.tell(trial, state=TrialState.PRUNED)
+        end_trial(study, trial, TrialState.PRUNED)
     except WorkerError:  # of this machine, not of these settings
         raise
     except RunError as error:
         trial.set_user_attr(REASON, str(error))
-        study.tell(trial, state=TrialState.FAIL)
+        end_trial(study, trial, TrialState.FAIL)
     else:
-        study.tell(trial, result["val_accuracy"] or 0.0)  # without validation data there is nothing to choose
+        accuracy = result["val_accuracy"] or 0.0  # without validation data there is nothing to choose
+        end_trial(study, trial, TrialState.COMPLETE, accuracy)
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """What was chosen in an arm, once more with another seed: the nth after the first."""
+    """What was chosen in an arm, with another seed: the nth after the first, which is 0."""
 
     arm: Arm
     nth: int
@@ -284,7 +281,7 @@ def runs_in(folder: Path, first: int, count: int) -> dict[str, dict[str, Any]]:
             "phase_bytes_down": phases[-1]["bytes_down"],
             "phase_seconds": rounded(phases[-1]["seconds"]),
             "val_curve": [[line["round"], line["val_accuracy"]] for line in last if line["val_accuracy"] is not None],
-            "drift": [rounded(line["drift_mean"]) for line in last],
+            "drift": [rounded(line.get("drift_mean")) for line in last],
         }
     return found
 

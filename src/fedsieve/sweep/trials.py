@@ -27,9 +27,9 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsieve.errors import InputError
 from fedsieve.randomness import seed_at
 from fedsieve.sweep.file import Point, Range, Sweep
+from fedsieve.sweep.storage import FILE, VALUES, check_trials, opened, values_of
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-VALUES, REASON = "values", "reason"  # what a trial carries beside Optuna's own
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,16 @@ class Trials:
 
     def __init__(self, folder: Path, sweep: Sweep) -> None:
         self.folder, self.sweep = folder, sweep
-        points, storage = sweep.arm_points(), storage_in(folder)
-        strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
-        if strangers:
-            raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
-        self.arms = [self._arm(storage, values) for values in points]
-        for arm in self.arms:
-            self._refuse_another_search(arm)
-            self._enqueue(arm)
+        points = sweep.arm_points()
+        with opened(folder) as storage:
+            strangers = set(optuna.get_all_study_names(storage)) - {json.dumps(values) for values in points}
+            if strangers:
+                raise InputError(f"{folder} holds a sweep with other arms ({min(strangers)}); give another --out")
+            self.arms = [self._arm(storage, values) for values in points]
+            for arm in self.arms:
+                check_trials(arm.trials())
+                self._refuse_another_search(arm)
+                self._enqueue(arm)
 
     def _arm(self, storage: optuna.storages.BaseStorage, values: Point) -> Arm:
         name, experiment = arm_name(values), self.sweep.experiment_at(values, self.sweep.middle())
@@ -217,10 +219,6 @@ def suggest(trial: optuna.Trial, key: str, choices: list[Any] | Range) -> Any:
     return trial.suggest_float(key, choices.low, choices.high, log=choices.log)
 
 
-def values_of(trial: FrozenTrial) -> Point:
-    return json.loads(trial.user_attrs.get(VALUES, "{}"))
-
-
 def best_of(trials: Sequence[FrozenTrial]) -> FrozenTrial | None:
     """The complete trial of highest validation accuracy, the first of them."""
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
@@ -245,19 +243,16 @@ def trials_left(sweep: Sweep, trials: Sequence[FrozenTrial]) -> int:
     return under_way + len(sweep.points_to_try(known))
 
 
-def storage_in(folder: Path) -> optuna.storages.RDBStorage:
-    address = f"sqlite:///{folder / 'trials.sqlite'}"
-    return optuna.storages.RDBStorage(address, engine_kwargs={"connect_args": {"timeout": 120}})
-
-
 def trials_in(folder: Path, arm: Point) -> list[FrozenTrial]:
     """Those of an arm of the sweep in a folder, without making or changing anything; none where there is no sweep."""
-    if not (folder / "trials.sqlite").exists():
+    if not (folder / FILE).exists():
         return []
-    storage = storage_in(folder)
-    if json.dumps(arm) not in optuna.get_all_study_names(storage):
-        return []
-    return optuna.load_study(study_name=json.dumps(arm), storage=storage).get_trials(deepcopy=False)
+    with opened(folder) as storage:
+        if json.dumps(arm) not in optuna.get_all_study_names(storage):
+            return []
+        trials = optuna.load_study(study_name=json.dumps(arm), storage=storage).get_trials(deepcopy=False)
+        check_trials(trials)
+        return trials
 
 
 def arm_name(values: Point) -> str:
