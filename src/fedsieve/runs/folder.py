@@ -56,7 +56,10 @@ class RunFolder:
         file = self.path / "experiment.yaml"
         if not file.exists():
             if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
-                raise InputError(f"--out {self.path} holds something else than a run; give the name of a new folder")
+                raise InputError(
+                    f"--out {self.path} holds something else than a run, or one without its experiment.yaml; "
+                    "give the name of a new folder"
+                )
             return
         earlier = read_experiment(self.path)
         if not earlier.same_outcome(self.experiment):

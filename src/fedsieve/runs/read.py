@@ -172,11 +172,8 @@ def read_experiment(run: Path, digests: Digests | None = None) -> Experiment:
         raise error if str(path) in str(error) else InputError(f"{path}: {error}") from None
 
 
-def read_metrics(run: Path, digests: Digests | None = None, first: int | None = None) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl, or the first of them.
-
-    A run that goes on, or was ended, may have a last line that is cut short. It is left out.
-    """
+def read_metrics(run: Path, digests: Digests | None = None) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl. Of a run that is not finished, the last one may be cut short, and is left out."""
     path = run / "metrics.jsonl"
     is_finished = (run / "result.json").exists()  # asked first: the run may end while its metrics are read
     if not path.exists() and not is_finished:
@@ -185,7 +182,7 @@ def read_metrics(run: Path, digests: Digests | None = None, first: int | None = 
     if rest and (is_finished or _is_json(rest)):
         texts.append(rest)
     lines = []
-    for place, text in enumerate(texts[:first], start=1):
+    for place, text in enumerate(texts, start=1):
         line = _json(text, path, f"line {place}: ")
         _require(Line, line, path, f"line {place}: ")
         lines.append(line)
