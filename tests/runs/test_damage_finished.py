@@ -191,7 +191,7 @@ class Place:
     def mask(self) -> Any:
         one, other = (Mask.load(self.root / "masks" / f"{name}.safetensors") for name in ("one", "other"))
         other.must_fit(one.shapes, str(self.root / "masks/other.safetensors"))
-        return overlap(one, other).total, one.density, other.density
+        return overlap(one, other).total, {one.density, other.density}  # whoever renames a mask does not damage it
 
 
 COMMANDS: dict[str, Callable[[Place], Any]] = {
