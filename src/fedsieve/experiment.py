@@ -27,8 +27,11 @@ from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.read import read_experiment, read_result
 from fedsieve.runs.tracking import tracked
+from fedsieve.sieve.sensitivity import ADVICE
 from fedsieve.workbench import Workbench, configure_torch, fingerprint_of
 from fedsieve.workers.crew import at_work
+
+LOWER_LR = "lower phases.*.local.lr or set clip_norm"
 
 
 def run(experiment: Experiment, out: Path, resume: bool = False, observer: Observer | None = None) -> dict[str, Any]:
@@ -68,7 +71,10 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             clock = Clock(state.progress)
             test = None
             for phase in phases[state.progress.phase :]:
-                test = run_phase(experiment, phase, bench, state, folder, clock)
+                try:
+                    test = run_phase(experiment, phase, bench, state, folder, clock)
+                except RunError as error:
+                    raise explained(error, experiment, bench, state, folder) from error
             result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
         observer.concluded(result)  # before it is written: what is finished is never looked at again
         result = folder.save_result(result)
@@ -145,10 +151,13 @@ def evaluate_round(
     score = bench.score(bench.data.train, bench.validation_sample)
     if score is not None and not math.isfinite(score.loss):
         raise RunError(
-            f"phase {line['phase']}, round {line['round']}: the validation loss became {score.loss}; lower lr"
+            f"phase {line['phase']}, round {line['round']}: the validation loss became {score.loss}; {LOWER_LR}"
         )
     if score is not None:
         line |= {"val_accuracy": score.accuracy, "val_loss": score.loss}
+        if score.loss > exploded(bench):
+            place = f"phase {line['phase']}, round {line['round']}"
+            bench.note(f"{place}: the validation loss exploded to {score.loss:.3g}; {LOWER_LR}", "exploded")
         best = state.progress.best
         if not best or (score.accuracy, -score.loss) > (best["val_accuracy"], -best["val_loss"]):
             state.progress.best = {key: line[key] for key in ("round", "val_accuracy", "val_loss")}
@@ -156,6 +165,28 @@ def evaluate_round(
                 state.best = scope.read()
     if experiment.evaluate.test == "each":
         line |= score_as("test", bench.test_score())
+
+
+def exploded(bench: Workbench) -> float:
+    """A loss that no model has but one whose training diverged: a hundred times that of guessing."""
+    return 100 * math.log(max(2, len(bench.data.classes)))
+
+
+def explained(
+    error: RunError, experiment: Experiment, bench: Workbench, state: Checkpoint, folder: RunFolder
+) -> RunError:
+    """The error, and what probably caused it: the weights that it begins with, if their loss had exploded."""
+    lines, progress = folder.metrics(), state.progress
+    if not lines:
+        return error
+    last, which = lines[-1], "train" if lines[-1]["val_loss"] is None else "validation"
+    loss = last["train_loss"] if which == "train" else last["val_loss"]
+    if experiment.evaluate.keep == "best" and progress.round == 0:
+        loss = progress.phases[-1]["best_val_loss"]
+    if loss is None or loss <= exploded(bench):
+        return error
+    where = f"phase {last['phase']}, round {last['round']}"
+    return RunError(f"{str(error).replace(ADVICE, '')}; the {which} loss exploded to {loss:.3g} in {where}: {LOWER_LR}")
 
 
 # -------------------------------------------------------------------------------------------- results
@@ -229,7 +260,7 @@ def conclude(
 def score_as(name: str, score: Score | None) -> dict[str, float | None]:
     accuracy, loss = (score.accuracy, score.loss) if score else (None, None)
     if loss is not None and not math.isfinite(loss):
-        raise RunError(f"the {name} loss became {loss}; lower phases.*.local.lr or set clip_norm")
+        raise RunError(f"the {name} loss became {loss}; {LOWER_LR}")
     return {f"{name}_accuracy": accuracy, f"{name}_loss": loss}
 
 

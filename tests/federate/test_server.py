@@ -326,6 +326,25 @@ def test_weights_that_are_not_numbers_end_a_run_with_advice(experiment: Maker, t
     assert "lower phases.*.local.lr" in str(error.value)
 
 
+@pytest.mark.parametrize("scope", ["server", "client"])
+def test_an_exploded_loss_is_named_by_the_error_that_it_causes(experiment: Maker, tmp_path: Path, scope: str) -> None:
+    """A head with outputs of 1e12 predicts one class for sure, so that no weight of the backbone matters."""
+    listener = Listener()
+    local = "local: {epochs: 1, batch_size: 16, weight_decay: 0.0, lr: %s}"
+    mask = f"mask: {{sparsity: 0.9, calibration_rounds: 1, fisher: {{samples: 20}}, scope: {scope}}}"
+    head = f"{{name: head, train: head, rounds: 2, {local % '1.0e+12'}}}"
+    phases = f"phases=[{head}, {{name: edit, train: backbone, rounds: 1, {local % '0.02'}, {mask}}}]"
+    with pytest.raises(RunError, match=r"phase edit.*cannot be told apart; the validation loss exploded to") as error:
+        run(experiment(phases), tmp_path / "run", observer=listener)
+    loss = read_metrics(tmp_path / "run")[1]["val_loss"]
+    assert loss > 1e9 and f"{loss:.3g} in phase head, round 2: lower phases.*.local.lr" in str(error.value)
+    assert "fisher.samples" not in str(error.value) and "\n" not in str(error.value)
+    said = [note for note in listener.notes if "exploded" in note]
+    assert len(said) == 1 and "lower phases.*.local.lr" in said[0]  # when it happens, and only once
+    with pytest.raises(RunError, match="cannot be told apart; the validation loss exploded to"):
+        run(experiment(phases), tmp_path / "run", resume=True)
+
+
 def test_states_of_refused_replies_are_not_kept(experiment: Maker, tmp_path: Path) -> None:
     left: list[Path] = []
 

@@ -208,7 +208,7 @@ class Masks:
             raise
         except RunError as error:
             whose = "all clients" if settings.is_shared else f"client {who}"
-            raise RunError(f"phase {self.phase}, mask of {whose}: {error}; more fisher.samples may help") from None
+            raise RunError(f"phase {self.phase}, mask of {whose}: {error}") from None
         if exchange is not None:
             self.traffic.down += len(sizes) * exchange.mask(mask)
         return mask

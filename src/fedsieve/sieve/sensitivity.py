@@ -28,6 +28,7 @@ from fedsieve.sieve.eager import eagerly
 from fedsieve.sieve.layerwise import Totals, layers_with_rules, watch
 from fedsieve.sieve.mask import Mask
 
+ADVICE = "; more fisher.samples may help, or a lower lr before it if the loss exploded"  # outputs that saturate
 Batches = Iterable[tuple[Tensor, Tensor]]  # inputs and labels
 Warn = Callable[[str], None]
 SAME_GRADIENT = 0.01  # how far two ways to a layer's gradient may differ, relative to its norm: TF32 rounds to 0.001
@@ -67,7 +68,7 @@ def must_tell_weights_apart(scores: Tensor, active: Mask) -> None:
         if not torch.isfinite(part).all():
             raise RunError(f"the sensitivity of {name} is not finite; the model's scores or gradients overflow")
         if counts[name] and not part.any():
-            raise RunError(f"the sensitivity of {name} is zero everywhere, so its weights cannot be told apart")
+            raise RunError(f"the sensitivity of {name} is zero everywhere, so its weights cannot be told apart{ADVICE}")
 
 
 @contextmanager
