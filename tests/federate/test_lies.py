@@ -1,9 +1,13 @@
 """Clients that lie: messages in perfect form whose content is not true. Who tells them is left out, and named."""
 
 import json
+import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -24,7 +28,7 @@ from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder
 from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.mask import Mask, packed
-from fedsieve.wire import Message, Vector, decode, encode
+from fedsieve.wire import Message, Vector, WireError, decode, encode
 from fedsieve.workbench import Workbench, configure_torch
 
 Maker = Callable[..., Experiment]
@@ -354,6 +358,115 @@ def test_scores_that_cannot_be_end_the_run_with_one_line(
     for number, changes in enumerate(([mask], [combine], [combine, "wire.values=float16"])):
         with pytest.raises(RunError, match="client 2 sent sensitivity scores that are negative, not finite or too"):
             Rounds(experiment(*changes), tmp_path / f"run{number}")
+
+
+# -------------------------------------------------------------------------------------- any lie at all
+
+EXTREMES = (0.0, -1.0, 0.5, 1e-300, 2.0**53, 1e30, 3.4e38, 3.5e38, 1e308, 1.7e308, math.inf, -math.inf, math.nan)
+HEAD = f"phases=[{{name: head, train: head, rounds: 3, {LOCAL}%s}}]"
+KINDS = {
+    "dense": [HEAD % ""],
+    "one mask": [HEAD % ", mask: {sparsity: 0.9, rule: random, scope: server}"],
+    "own masks": [HEAD % ", mask: {sparsity: 0.5, rule: smallest_magnitude}", "wire.values=float16"],
+    "seeds": [HEAD % ", mask: {sparsity: 0.5, rule: random}", "clients.norm_limit=null"],
+    "epochs": [HEAD % ", mask: {sparsity: 0.9, rule: random, refresh: epoch}", "wire.values=bfloat16"],
+    "sums": ["model.head=ridge", "phases=[]", "clients.count=3"],
+}
+
+
+def any_number(random: Random, message: Message) -> Message:
+    numbers = dict(message.numbers)
+    name = random.choice([*numbers, "accuracy", ""])
+    if random.random() < 0.2:
+        numbers.pop(name, None)
+    else:
+        numbers[name] = random.choice([*EXTREMES, numbers.get(name, 0.0) + 1, numbers.get(name, 1.0) * 1e5])
+    return replace(message, numbers=numbers)
+
+
+def any_values(random: Random, message: Message) -> Message:
+    name = random.choice(list(message.vectors))
+    old = message.vectors[name].values
+    one, extreme = torch.tensor([random.randrange(len(old))]), torch.tensor(random.choice(EXTREMES)).to(old.dtype)
+    new = random.choice(
+        [
+            old * 10.0 ** random.uniform(-40, 40),
+            old.index_fill(0, one, extreme),
+            extreme.repeat(len(old)),
+            -old,
+            old.flip(0),
+            torch.randint(-(2**62), 2**62, old.shape),
+            old.double(),
+            old.float(),
+            old[:0],
+        ]
+    )
+    return sent(lambda vector: replace(vector, values=new), name)(message)
+
+
+def any_positions(random: Random, message: Message, rounds: Rounds) -> Message:
+    """Other positions of the first vector, which it may have none of."""
+    name, vector = next(iter(message.vectors.items()))
+    weights = rounds.exchange.layout.vectors[name].weights
+    count = random.choice([0, 1, weights // 2, weights - 1, weights, round(0.1 * weights), round(0.5 * weights)])
+    active = torch.zeros(weights, dtype=torch.bool)
+    active[random.sample(range(weights), count)] = True
+    bits = random.choice([packed(active), packed(active), vector.bits, None])
+    length = weights if bits is None else sum(int(byte).bit_count() for byte in bits)
+    seed = random.choice([None, None, random.randrange(2**63)]) if bits is not None else None
+    return sent(lambda _: Vector(torch.full((length,), 0.01), bits, seed=seed), name)(message)
+
+
+def any_vectors(random: Random, message: Message, rounds: Rounds) -> Message:
+    name = random.choice(list(rounds.exchange.layout.vectors))
+    other = {name: Vector(torch.randn(rounds.exchange.layout.vectors[name].size))}
+    return replace(message, vectors=random.choice([other, {**message.vectors, **other}, {}]))
+
+
+def any_lie(random: Random, rounds: Rounds) -> Callable[[bytes], bytes]:
+    kind, values = random.choice(["update"] * 9 + ["scores", "broadcast"]), rounds.values
+    if random.random() < 0.1:
+        values = random.choice(["float32", "float16", "bfloat16", "int8"])
+    lie = random.choice([any_number, any_values, any_values, any_positions, any_vectors])
+
+    def tell(message: Message) -> Message:
+        about = (rounds,) if lie in (any_positions, any_vectors) else ()
+        return replace(lie(random, message, *about), kind=kind)
+
+    return rounds.altered(tell, values)
+
+
+def tell_lies(rounds: Rounds, count: int, seed: int) -> Counter[str]:
+    """So many lies, one a round, by any of its clients; what became of them."""
+    random, outcomes = Random(seed), Counter()
+    others = [without_client(rounds, place) for place in range(3)] if "delta" in rounds.exchange.replies else None
+    shared = rounds.exchange.masks.shared if rounds.exchange.masks is not None else None
+    while outcomes.total() < count:
+        place, lie = random.randrange(3), any_lie(random, rounds)
+        try:
+            told = lie(rounds.told[place].data)
+        except WireError:  # such a message cannot be made
+            continue
+        line = rounds.again({place: lambda _, told=told: told})
+        after, liar = rounds.scope.read(), rounds.order[place]
+        assert set(line["failed"]) <= {liar} and torch.isfinite(after).all()
+        json.dumps(line, allow_nan=False)
+        if shared is not None:
+            assert torch.equal(after[~shared.unpack()], rounds.before[~shared.unpack()])
+        if line["failed"] and others is not None:
+            torch.testing.assert_close(after, others[place], rtol=0, atol=1e-6)
+        assert len(rounds.warnings) == len(line["failed"])
+        changed = "taken, as it changes nothing" if torch.equal(after, rounds.honest) else "taken"
+        reason = re.sub(r"[-\d.]+(e[+-]?\d+)?|\b(nan|inf)\b", "#", line["failed"].get(liar, changed))
+        outcomes[f"left out: {reason}" if line["failed"] else changed] += 1
+    return outcomes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_lie_is_left_out_or_harmless(experiment: Maker, tmp_path: Path, kind: str) -> None:
+    """No lie ends the round, nor changes what is frozen, nor keeps the others' updates from being averaged."""
+    outcomes = tell_lies(Rounds(experiment(*KINDS[kind], "clients.minimum=2"), tmp_path / "run"), 17, seed=1)
+    assert sum(count for what, count in outcomes.items() if what.startswith("left out")) > 5
 
 
 # ----------------------------------------------------------------------------------------- honesty
