@@ -483,6 +483,7 @@ MIXED = "clients.combine={fisher_mixing: {fisher: {samples: 10}}}"
         [SHARED % "refresh: epoch, momentum: leak", CARRIED, "phases.0.local.steps=9"],
         [SHARED % "refresh: epoch, draw: bernoulli", "phases.0.local.steps=9"],
         [SHARED % "scope: server, refresh: round", MIXED],
+        [(SHARED % "scope: server, dense: [head]").replace("train: backbone", "train: all"), MIXED],
         [SHARED % "refresh: once", MIXED],
         [SHARED % "unit: row, across: tensor, keep_alive: 3", "wire.values=int8"],
         [(SHARED % "unit: tensor").replace("rule: random", "rule: largest_magnitude")],

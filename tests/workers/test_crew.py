@@ -80,6 +80,7 @@ CASES = {
         edit("scope: client", more=", optimizer_state: carry"),
         "wire.values=int8",
         "clients.fail_rate=0.3",
+        "clients.norm_limit=1.5",
         "clients.fraction=1.0",
     ],
     "a mask from everybody, each round": [
