@@ -43,8 +43,8 @@ class Reply:
 def norm_of(*vectors: Tensor) -> float:
     """The L2 norm of all numbers together: squares in their own type, which is fast, unless one is too large for it."""
     parts = [vector[part] for vector in vectors for part in pieces(vector)]
-    squares = torch.stack([torch.dot(part, part) for part in parts] or [torch.zeros(())])
-    if not (total := float(squares.sum(dtype=torch.float64))) < math.inf:
+    total = sum(float(torch.dot(part, part)) for part in parts)
+    if not total < math.inf:
         total = sum(float(torch.dot(part.double(), part.double())) for part in parts)
     return math.sqrt(total)
 
