@@ -30,6 +30,7 @@ BASES = {
         OFTEN,
         "phases.1.mask={sparsity: 0.5, fisher: {samples: 4}}",
         "clients.combine={fisher_mixing: {fisher: {samples: 4}}}",
+        "clients.fraction=0.7",
         "wire.values=int8",
         "evaluate.keep=best",
     ),

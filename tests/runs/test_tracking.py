@@ -20,7 +20,7 @@ from fedsieve.experiment import run
 from fedsieve.observer import Observer
 from fedsieve.runs.collection import FIGURES, as_text, flat
 from fedsieve.runs.read import read_experiment, read_metrics, read_result
-from fedsieve.runs.tracking import METRICS
+from fedsieve.runs.tracking import METRICS, identity_of
 
 Maker = Callable[..., Experiment]
 Told = list[tuple[str, int, float]]  # name, step, value
@@ -305,3 +305,12 @@ def test_trackers_are_loaded_only_when_asked_for(asked: list[str], experiment: M
 def test_an_unknown_tracker_is_refused(fedsieve: Callable) -> None:
     code, _, said = fedsieve("run", "digits-iid", "track=[tensorbord]")
     assert code == 2 and "tensorboard or wandb or mlflow" in said
+
+
+def test_a_damaged_identity_is_made_anew(tmp_path: Path) -> None:
+    first = identity_of(tmp_path)
+    assert identity_of(tmp_path) == first
+    for damage in (b"", b"\xff\xfe", first[:-1].encode()):
+        (tmp_path / "tracking" / "id").write_bytes(damage)
+        anew = identity_of(tmp_path)
+        assert len(anew) == 32 and anew == identity_of(tmp_path)

@@ -6,7 +6,7 @@ it again, and nothing twice. A tracker that fails costs a warning, never the run
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import shorten
@@ -93,12 +93,14 @@ class Tracking(Relay):
 
 
 def identity_of(run: Path) -> str:
-    """What trackers know the run by, before and after an interruption; made up when first asked for."""
+    """What trackers know the run by, before and after an interruption; made up when first asked for, or if damaged."""
     path = run / "tracking" / "id"
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        write_text(path, uuid.uuid4().hex)
-    return path.read_text()
+    with suppress(OSError, ValueError):
+        return uuid.UUID(path.read_text()).hex
+    path.parent.mkdir(exist_ok=True)
+    identity = uuid.uuid4().hex
+    write_text(path, identity)
+    return identity
 
 
 def known(line: Mapping[str, Any], names: Sequence[str]) -> dict[str, float]:
