@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from xxhash import xxh3_128
 
-from fedsieve.config import Experiment
+from fedsieve.config import Experiment, MaskSettings
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
 from fedsieve.experiment_file import load_experiment
@@ -27,6 +27,7 @@ from fedsieve.runs.clients import ClientStore
 from fedsieve.runs.folder import RunFolder, keep_start
 from fedsieve.runs.read import read_experiment
 from fedsieve.runs.sealed import digest_of
+from fedsieve.sieve.mask import Mask
 
 Maker = Callable[..., Experiment]
 
@@ -97,10 +98,12 @@ def test_checkpoints_of_an_older_version_are_refused(experiment: Maker, tmp_path
 def test_another_number_of_threads_is_noticed(experiment: Maker, tmp_path: Path) -> None:
     """The bits depend on it, and it is read from the run's own file unless the experiment gives it."""
     out = tmp_path / "run"
-    interrupted(experiment("threads=auto"), out, 4)
+    interrupted(experiment("threads=auto"), out, 1)
     file = out / "experiment.yaml"
-    file.write_text(re.sub(r"threads: \d+", "threads: 61", file.read_text()))
-    with pytest.raises(RunError, match=rf"{file} is damaged: it says threads: 61, and the run began with \d+"):
+    number = int(re.search(r"threads: (\d+)", file.read_text())[1])
+    file.write_text(file.read_text().replace(f"threads: {number}", f"threads: {number + 1}"))
+    told = f"{file} is damaged: it says threads: {number + 1}, and the run began with {number}"
+    with pytest.raises(RunError, match=re.escape(told)):
         run(experiment("threads=auto"), out, resume=True)
 
 
@@ -200,6 +203,25 @@ def test_other_data_is_noticed(experiment: Maker, images: Path, tmp_path: Path) 
     np.savez(copy, **arrays)
     with pytest.raises(InputError, match="other data"):
         run(experiment(f"data.path={copy}"), tmp_path / "run", resume=True)
+
+
+def test_masks_of_other_data_are_not_taken(experiment: Maker, images: Path, tmp_path: Path) -> None:
+    """The run ends in its first round, when it has masks and no checkpoint, and the data is another one after that."""
+    copy = tmp_path / "data.npz"
+    settings = experiment(f"data.path={copy}", "phases.0.local.lr=1.0e+30", "phases.0.local.epochs=9")
+    mask = {"scope": "federated", "sparsity": 0.5}
+    head = settings.phases[0].model_copy(update={"mask": MaskSettings.model_validate(mask)})
+    settings = settings.model_copy(update={"phases": (head,)})
+    with np.load(images) as file:
+        arrays = dict(file)
+    bits = {}
+    for name, turned in (("run", False), ("run", True), ("fresh", True)):
+        np.savez(copy, **(arrays | {"x_train": arrays["x_train"][::-1] if turned else arrays["x_train"]}))
+        with pytest.raises(RunError, match="round 1"):
+            run(settings, tmp_path / name, resume=True)
+        assert not (tmp_path / name / "checkpoints").exists()
+        bits[name, turned] = Mask.load(tmp_path / name / "masks" / "head" / "shared.safetensors")
+    assert bits["run", True] == bits["fresh", True] != bits["run", False]
 
 
 @given(

@@ -61,10 +61,11 @@ class Masks:
         ask: Ask | None = None,
         note: Callable[[str], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        data: str = "",
     ) -> None:
         self.settings, self.scope, self.network = settings, scope, network
         self.batch_size, self.phase, self.seed = batch_size, phase, seed
-        self.start = start  # the weights in scope at the phase's start
+        self.start, self.data = start, data  # the weights in scope at the phase's start; the fingerprint of all data
         self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
         self.ask: Ask = ask or (lambda jobs: (self.scores(job) for job in jobs))  # who lets clients score their weights
         self.shapes = shapes_of(scope.sieved.items())
@@ -267,9 +268,9 @@ class Masks:
 
     @cached_property
     def _origin(self) -> str:
-        """What all masks that are drawn once follow from, beside the data."""
+        """What all masks that are drawn once follow from, beside the settings."""
         start = digest_of_tensors([self.start]) if self.settings.needs_start else ""
-        return f"phase {self.phase}, seed {self.seed}, start {start}"
+        return f"phase {self.phase}, seed {self.seed}, data {self.data}, start {start}"
 
     def _kept(self, name: str, make: Callable[[], Mask]) -> Mask:
         """The mask in a file, or a new one: also if the file is damaged, or holds the mask of someone else."""

@@ -97,8 +97,10 @@ class Mixing:
         ask: Ask,
         note: Callable[[str], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        data: str = "",
     ) -> None:
         self.settings, self.context, self.phase, self.folder = settings, context, phase, folder
+        self.data = data  # the fingerprint of all data
         self.holders, self.exchange, self.ask = holders, exchange, ask
         self.note, self.progress = note, progress
         self.dtype = getattr(torch, settings.dtype)
@@ -113,7 +115,8 @@ class Mixing:
         If that was done before an interruption, its outcome is taken from `folder`.
         """
         kept, scope = self.folder / TOTAL, self.context.scope
-        of = f"mixing, phase {self.phase}, start {digest_of_tensors([scope.read()])}" if is_new else None
+        start = digest_of_tensors([scope.read()]) if is_new else ""
+        of = f"mixing, phase {self.phase}, data {self.data}, start {start}" if is_new else None
         try:
             self._load(kept, of)
         except (ValueError, KeyError):

@@ -137,10 +137,11 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def find_newest(run: Path) -> tuple[list[Checkpoint], dict[Path, Path]]:
-    """The checkpoints from the newest on that is whole, as all files are that belong to it; and those passed over.
+    """The newest checkpoint that is whole and the ones before it, and the newer ones, which were passed over.
 
-    Each of these comes with the file that is damaged, which may be its own. If all checkpoints' own files are damaged,
-    there is none, and the run begins anew. RunError if the trouble is with other files, which may be put back.
+    A checkpoint is whole if its own file and all files that belong to it are as they were written. Each one that was
+    passed over comes with the file to blame. There is none at all if the checkpoints' own files are all damaged: then
+    the run can start over. RunError if the fault lies with other files, which someone may have a copy of.
     """
     passed: dict[Path, Path] = {}
     whole: list[Checkpoint] = []
