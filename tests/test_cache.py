@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsieve import cache
+from fedsieve import array_file, cache
+from fedsieve.array_file import Verified
 
 ROWS, COLUMNS = 100, 70
 TRUTH = np.random.default_rng(0).normal(size=(ROWS, COLUMNS)).astype(np.float32)
@@ -144,6 +146,50 @@ def test_a_file_of_the_right_length_that_is_something_else(folder: Path, header:
     np.testing.assert_array_equal(fetch(computer), TRUTH)
     assert computer.blocks == 10
     np.testing.assert_array_equal(np.load(path), TRUTH)  # numpy's own reader knows what it is
+
+
+@pytest.mark.parametrize("place", [0, 100, 128, 128 + 35 * 4 * COLUMNS + 3, 127 + TRUTH.nbytes, 128 + TRUTH.nbytes, -1])
+def test_an_array_with_a_wrong_bit(folder: Path, place: int) -> None:
+    fetch(Computer())
+    (path,) = folder.glob("*.npy")
+    data = bytearray(path.read_bytes())
+    data[place] ^= 4
+    path.write_bytes(data)
+    for again in (10, 0):
+        computer = Computer()
+        np.testing.assert_array_equal(fetch(computer), TRUTH)
+        assert computer.blocks == again
+
+
+def test_an_array_without_a_digest(folder: Path) -> None:
+    """As numpy writes it, and as older versions did."""
+    fetch(Computer())
+    (path,) = folder.glob("*.npy")
+    np.save(path, TRUTH + 1)
+    computer = Computer()
+    np.testing.assert_array_equal(fetch(computer), TRUTH)
+    assert computer.blocks == 10
+
+
+def test_an_array_is_read_once_in_all_processes_of_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lists of what was verified stand for two processes that inherited the same file."""
+    fetch(Computer())
+    reads: list[int] = []
+    digest_of = array_file._digest_of
+    monkeypatch.setattr(array_file, "_digest_of", lambda fd, length: reads.append(fd) or digest_of(fd, length))
+    first, second, stranger = Verified(), Verified(), Verified()
+    with tempfile.TemporaryFile() as shared:
+        for process, expected in ((first, 1), (first, 1), (second, 1), (stranger, 2), (stranger, 2)):
+            if process is not stranger:
+                process.share(shared.fileno())
+            monkeypatch.setattr(array_file, "verified", process)
+            np.testing.assert_array_equal(fetch(Computer(breaks_after=0)), TRUTH)
+            assert len(reads) == expected
+        fetch(Computer(), "b")
+        second.share(None)
+        monkeypatch.setattr(array_file, "verified", second)
+        fetch(Computer(breaks_after=0), "b")  # made by a process that it shares nothing with
+    assert len(reads) == 4
 
 
 @pytest.mark.parametrize(("left", "again"), [(0, 10), (1, 10), (128 + 25 * 4 * COLUMNS, 8), (-1, 4)])

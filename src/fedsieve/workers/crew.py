@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from fedsieve.array_file import verified
 from fedsieve.config import Experiment
 from fedsieve.errors import WorkerError
 from fedsieve.federate.jobs import Answer, Job
@@ -73,7 +74,8 @@ class Crew:
     def __init__(self, experiment: Experiment, bench: Workbench, folder: Path) -> None:
         assert isinstance(experiment.workers, int)
         self.experiment, self.bench, self.folder, self.size = experiment, bench, folder, experiment.workers
-        self.weights = SharedBuffer()
+        self.weights, self.verified = SharedBuffer(), SharedBuffer()
+        verified.share(self.verified.fd)
         self.shared = torch.frombuffer(self.weights.view(4 * len(bench.model.vector)), dtype=torch.float32)
         self.slots: list[SharedBuffer] = []
         self.seconds: dict[str, float] = defaultdict(float)  # of all workers, by section
@@ -215,7 +217,7 @@ class Crew:
     def _start_nursery(self) -> None:
         self.slots = [SharedBuffer() for _ in range(AHEAD * self.size)]
         self._control, theirs = socket.socketpair()
-        fds = [theirs.fileno(), self.weights.fd, *(slot.fd for slot in self.slots)]
+        fds = [theirs.fileno(), self.weights.fd, self.verified.fd, *(slot.fd for slot in self.slots)]
         command = [sys.executable, "-P", "-m", "fedsieve.workers.nursery", *map(str, fds)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         quiet = subprocess.DEVNULL
@@ -295,7 +297,9 @@ class Crew:
         """The run is over."""
         self._stop()
         self._interrupted = False
-        self.weights.close()
+        verified.share(None)
+        for shared in (self.weights, self.verified):
+            shared.close()
 
 
 def _kept(answer: Answer) -> Answer:

@@ -1,6 +1,6 @@
 """The process that worker processes are born from, and what a worker does.
 
-    python -m fedsieve.workers.nursery CONTROL WEIGHTS SLOT...    (numbers of inherited file descriptors)
+    python -m fedsieve.workers.nursery CONTROL WEIGHTS VERIFIED SLOT...    (numbers of inherited file descriptors)
 
 It imports what workers need and loads the data, once; each worker is a fork of it, so a new one is there in a moment
 and the images are in memory only once. It computes nothing itself: forking a process whose thread pools have worked
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from fedsieve.array_file import verified
 from fedsieve.config import Experiment
 from fedsieve.data.load import Dataset, load
 from fedsieve.experiment_file import parse_experiment
@@ -34,7 +35,8 @@ def main() -> None:
     _die_with_parent()
     torch.set_num_threads(1)  # of this process: it must have no pool of threads when it is forked
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
-    control_fd, weights_fd, *slot_fds = map(int, sys.argv[1:])
+    control_fd, weights_fd, verified_fd, *slot_fds = map(int, sys.argv[1:])
+    verified.share(verified_fd)
     control = socket.socket(fileno=control_fd)
     setup, _ = receive(control)
     try:
