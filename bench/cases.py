@@ -15,7 +15,7 @@ from fedsieve.config import DataSettings
 from fedsieve.data.load import load
 from fedsieve.model.vit import ViT, initialize
 
-ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS", Path(__file__).parents[2] / "shared")).resolve()
+ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS") or Path(__file__).parents[2] / "shared").resolve()
 CIFAR = ASSETS / "data" / "cifar-100-python"
 WEIGHTS = ASSETS / "weights" / "dinov2_vits14_focus_fp16.safetensors"
 

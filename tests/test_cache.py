@@ -430,6 +430,98 @@ def test_a_run_does_without(file: Path, fedsieve: Callable, monkeypatch: pytest.
     assert hash_of(Path("limited")) == truth
 
 
-def test_clear() -> None:
+# ------------------------------------------------------------------------------------- only what is fedsieve's
+
+
+def others(folder: Path) -> dict[Path, bytes]:
+    """Files of one's own in a folder that is also the cache."""
+    names = ["thesis.tex", "arrays/mine.npy", "arrays/0123.partial", "data/cifar100.npz", "data/x/y", ".hidden"]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode() * 5000)
+    return {folder / name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"FEDSIEVE_CACHE": ""}, "home/.cache/fedsieve"),
+        ({"FEDSIEVE_CACHE": "", "XDG_CACHE_HOME": ""}, "home/.cache/fedsieve"),
+        ({"FEDSIEVE_CACHE": "", "XDG_CACHE_HOME": "{}/xdg"}, "xdg/fedsieve"),
+        ({"FEDSIEVE_CACHE": "."}, "place"),
+        ({"FEDSIEVE_CACHE": "own"}, "place/own"),
+    ],
+)
+def test_clear_deletes_nothing_else(
+    variables: dict[str, str], place: str, tmp_path: Path, fedsieve: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value.format(tmp_path))
+    kept = others(Path.cwd()) | others(Path.cwd() / "fedsieve") | others(tmp_path / place)
     fetch(Computer())
-    assert cache.clear() >= TRUTH.nbytes and cache.cache_size() == 0
+    (tmp_path / place / "data" / "fedsieve-cifar100.npz").write_bytes(bytes(300_000))
+    (tmp_path / place / "data" / "fedsieve-cifar100.123.npz").write_bytes(bytes(200_000))
+    _, shown, _ = fedsieve("cache", "show")
+    assert shown.endswith(": 528.1 kB\n")
+    code, said, _ = fedsieve("cache", "clear")
+    assert code == 0 and {path: path.read_bytes() for path in kept} == kept
+    freed, left = said.splitlines()
+    assert freed.endswith(": 528.1 kB freed") and "thesis.tex" in left and "fedsieve-" not in said
+    assert cache.cache_size() == 0 and not list((tmp_path / place).rglob("fedsieve-*"))
+
+
+def test_making_room_deletes_nothing_else(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = others(folder.parent)
+    monkeypatch.setenv("FEDSIEVE_CACHE_GB", str(1.5 * TRUTH.nbytes / 1e9))
+    for name in "abc":
+        fetch(Computer(), name)
+    assert {path: path.read_bytes() for path in kept} == kept
+    assert len(list(folder.glob("*.npy"))) == 2  # one of them is not fedsieve's
+
+
+def test_clear_leaves_what_is_being_made() -> None:
+    """And whoever waits for it, or comes after that, does not make it at the same time."""
+    with another(stops_at=7) as first:
+        assert (says(first), says(first)) == ("started", "stopped")
+        fetch(Computer(), "b")
+        freed, left = cache.clear()
+        assert freed >= TRUTH.nbytes and len(left) == 3  # the half, the list of its blocks and the lock
+        first.kill()
+    computer = Computer()
+    np.testing.assert_array_equal(fetch(computer), TRUTH)
+    assert computer.blocks == 4
+    cache.clear()
+    assert cache.cache_size() == 0
+
+
+@pytest.mark.parametrize("limit", ["nan", "-1", "-inf", "abc"])
+def test_a_limit_that_is_none(limit: str, folder: Path, fedsieve: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIEVE_CACHE_GB", limit)
+    code, _, said = fedsieve("run", "digits-iid", "--out", "run")
+    assert (code, said.count("\n")) == (2, 1) and "give a number of gigabytes from 0 on" in said
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(("limit", "again"), [("inf", 0), ("", 0), ("0", 10)])
+def test_extreme_limits(limit: str, again: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIEVE_CACHE_GB", limit)
+    fetch(Computer())
+    computer = Computer()
+    np.testing.assert_array_equal(fetch(computer), TRUTH)
+    assert computer.blocks == again
+
+
+def test_no_home(fedsieve: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user has no name: arrays are computed, and commands say what is missing."""
+    for name in ("HOME", "FEDSIEVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    notes: list[str] = []
+    np.testing.assert_array_equal(fetch(Computer(), notes=notes), TRUTH)
+    assert notes == [
+        "the cache has no place, as there is no home folder; set FEDSIEVE_CACHE to a folder; going on without it"
+    ]
+    for command in (["cache", "show"], ["cache", "clear"], ["run", "cifar100-iid", "--out", "run"]):
+        code, _, said = fedsieve(*command)
+        assert (code, said.count("\n")) == (2, 1) and "set FEDSIEVE_CACHE to a folder" in said

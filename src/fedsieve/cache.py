@@ -5,6 +5,8 @@ process that needs the same one finds it. It is read memory-mapped, and compared
 run (`array_file.py`). The folder is `$FEDSIEVE_CACHE`
 (default `~/.cache/fedsieve`); arrays unused for longest go first when there are more than
 `$FEDSIEVE_CACHE_GB` (default 20). Whatever is wrong with the cache, a run can do without it.
+
+The folder may be one that holds other files, too: only files under names that fedsieve gives are counted or deleted.
 """
 
 import errno
@@ -13,7 +15,7 @@ import hashlib
 import json
 import math
 import os
-import shutil
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -27,18 +29,28 @@ from fedsieve.errors import InputError
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+OWN = {  # the names that fedsieve gives to files, by folder
+    "arrays": re.compile(r"[0-9a-f]{32}\.(npy|partial|count|lock)"),
+    "data": re.compile(r"fedsieve-[0-9a-z]+(\.[0-9]+)?\.npz"),
+}
+
+
 def cache_folder() -> Path:
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "fedsieve"
-    return Path(os.environ.get("FEDSIEVE_CACHE", default)).expanduser()
+    """Where the cache is; a variable that is empty counts as not set."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fedsieve"
+    try:
+        return Path(os.environ.get("FEDSIEVE_CACHE") or default).expanduser()
+    except RuntimeError:
+        raise InputError("the cache has no place, as there is no home folder; set FEDSIEVE_CACHE to a folder") from None
 
 
 def size_limit() -> float:
     """Bytes that the arrays may take."""
-    text = os.environ.get("FEDSIEVE_CACHE_GB", "20")
-    try:
-        return float(text) * 1e9
-    except ValueError:
-        raise InputError(f"FEDSIEVE_CACHE_GB is '{text}'; give a number of gigabytes, such as 20") from None
+    text = os.environ.get("FEDSIEVE_CACHE_GB") or "20"
+    with suppress(ValueError):
+        if (limit := float(text)) >= 0:  # which nan is not
+            return limit * 1e9
+    raise InputError(f"FEDSIEVE_CACHE_GB is '{text}'; give a number of gigabytes from 0 on, such as 20")
 
 
 def cached_array(
@@ -51,8 +63,13 @@ def cached_array(
     computed into memory, and `note` hears why.
     """
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
-    folder = cache_folder() / "arrays"
-    path, needed = folder / f"{name}.npy", 4 * rows * columns
+    needed = 4 * rows * columns
+    try:
+        folder = cache_folder() / "arrays"
+    except InputError as error:
+        note(f"{error}; going on without it")
+        return in_memory(np.empty((rows, columns), np.float32), 0, compute(0))
+    path = folder / f"{name}.npy"
     if needed > size_limit():
         note(too_large(needed, limit_needed=needed))
         return in_memory(np.empty((rows, columns), np.float32), 0, compute(0))
@@ -81,14 +98,51 @@ def too_large(needed: int, limit_needed: int) -> str:
 
 
 def cache_size() -> int:
-    return sum(path.stat().st_size for path in cache_folder().rglob("*") if path.is_file())
+    """Bytes of all files that fedsieve has put into the cache."""
+    return sum(_bytes_in(path) for path in _own_files())
 
 
-def clear() -> int:
-    """Delete everything in the cache; how many bytes that freed."""
-    freed = cache_size()
-    shutil.rmtree(cache_folder(), ignore_errors=True)
-    return freed
+def clear() -> tuple[int, list[str]]:
+    """Delete what fedsieve has put into the cache: how many bytes that freed, and what else is in the folder.
+
+    An array that a process is computing stays, too.
+    """
+    folder, freed = cache_folder(), 0
+    for path in _own_files():
+        size = _bytes_in(path)
+        with suppress(OSError):  # in use, or not ours to delete
+            if path.parent.name == "arrays":
+                with _locked(path.with_suffix(".lock"), wait=False):
+                    path.unlink()
+                    path.with_suffix(".lock").unlink(missing_ok=True)
+            else:
+                path.unlink()
+            freed += size
+    for name in OWN:
+        with suppress(OSError):  # there is something in it
+            (folder / name).rmdir()
+    left = [path for path in _in(folder) if path.name not in OWN]
+    left += [path for name in OWN for path in _in(folder / name)]
+    return freed, [str(path.relative_to(folder)) for path in left]
+
+
+def _own_files() -> list[Path]:
+    folder = cache_folder()
+    return [path for name, own in OWN.items() for path in _in(folder / name) if own.fullmatch(path.name)]
+
+
+def _in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _bytes_in(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
 
 
 def _lost(needed: int, error: OSError) -> str:
@@ -115,6 +169,8 @@ def _make_room(folder: Path, needed: int, own: Path) -> None:
         return
     arrays = []
     for path in folder.glob("*.[np][pa]*"):
+        if not OWN["arrays"].fullmatch(path.name):
+            continue
         with suppress(OSError):  # another process may have deleted it
             status = path.stat()
             arrays.append((max(status.st_atime, status.st_mtime), status.st_size, path))
@@ -136,15 +192,25 @@ _known_room: dict[Path, float] = {}  # that need not be looked for
 
 def _is_locked(path: Path) -> bool:
     try:
-        with path.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _locked(path, wait=False):
+            return False
     except OSError:
         return True
-    return False
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Within it, nobody else has the lock; without `wait`, OSError if somebody has."""
+    while True:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _is_at(file.fileno(), path):  # else it was deleted meanwhile, and the next one would take another file
+                yield
+                return
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False

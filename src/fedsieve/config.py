@@ -588,7 +588,7 @@ class Experiment(Settings):
 
 def _workers_allowed(places: int) -> int:
     """What `workers: auto` may use: $FEDSIEVE_WORKERS, or all there is room for."""
-    text = os.environ.get("FEDSIEVE_WORKERS", str(places))
+    text = os.environ.get("FEDSIEVE_WORKERS") or str(places)
     if not text.isdecimal() or int(text) < 1:
         raise InputError(f"FEDSIEVE_WORKERS is '{text}'; give a whole number from 1 on, such as 2")
     return int(text)

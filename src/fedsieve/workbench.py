@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from xxhash import xxh3_128
 
+from fedsieve.cache import size_limit
 from fedsieve.config import Experiment
 from fedsieve.data.holdout import stratified
 from fedsieve.data.load import Dataset, Samples, load
@@ -63,6 +64,7 @@ class Workbench:
         classifier: Classifier | None = None,
         data: Dataset | None = None,
     ) -> None:
+        size_limit()  # fails now if $FEDSIEVE_CACHE_GB is no size
         self.observer = observer
         self.device = experiment.device
         self.precision, self.is_compiled = experiment.precision, experiment.compile

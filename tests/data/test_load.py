@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 
 from fedsieve.config import DataSettings
 from fedsieve.data import cifar
+from fedsieve.data import load as load_module
 from fedsieve.data.load import load
 from fedsieve.errors import InputError
 
@@ -80,6 +81,24 @@ def test_cifar_files(official: Path) -> None:
     raw = pickle.loads((official / "train").read_bytes())
     assert data.train.images[4, 1, 2, 3] == raw[b"data"][4, 1024 + 2 * 32 + 3]
     assert data.train.labels.tolist() == raw[b"fine_labels"]
+
+
+def test_a_download_is_kept_if_that_is_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = np.zeros((4, 8, 8, 3), np.uint8), np.array([0, 1, 0, 1])
+    arrays = {"x_train": images, "y_train": labels, "x_test": images, "y_test": labels, "names": np.array(["a", "b"])}
+    monkeypatch.setattr(load_module, "_download_cifar100", lambda: arrays)
+    settings = DataSettings(name="cifar100")
+    monkeypatch.setenv("FEDSIEVE_CACHE", str(tmp_path))
+    path = tmp_path / "data" / "fedsieve-cifar100.npz"
+    path.parent.write_text("a file where the folder should be")
+    (note,) = load(settings).notes
+    assert "could not be kept" in note
+    path.parent.unlink()
+    assert load(settings).notes == [] and path.exists()
+    monkeypatch.delattr(load_module, "_download_cifar100")
+    assert load(settings).classes == ["a", "b"]
+    path.rename(path.with_name("cifar100.npz"))  # as older versions called it
+    assert load(settings).classes == ["a", "b"]
 
 
 def test_a_damaged_cifar_file_is_named(official: Path) -> None:

@@ -20,7 +20,7 @@ from fedsieve.model.backbone import load_backbone
 from fedsieve.model.classifier import load_classifier
 from fedsieve.sieve.sensitivity import sensitivity
 
-ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS", Path(__file__).parents[2] / "../shared")).resolve()
+ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS") or Path(__file__).parents[2] / "../shared").resolve()
 CIFAR = ASSETS / "data" / "cifar-100-python"
 WEIGHTS = ASSETS / "weights" / "dinov2_vits14_focus_fp16.safetensors"
 pytestmark = pytest.mark.skipif(not CIFAR.exists() or not WEIGHTS.exists(), reason="no CIFAR-100 and weights at hand")

@@ -13,7 +13,7 @@ import pytest
 from fedsieve.config import ClassesSplit, Experiment
 from fedsieve.experiment_file import load_experiment, preset_names
 
-ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS", Path(__file__).parents[2] / "../shared")).resolve()
+ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS") or Path(__file__).parents[2] / "../shared").resolve()
 REPORTS = ASSETS / "reports"
 pytestmark = pytest.mark.skipif(not REPORTS.is_dir(), reason="no texts of the reports at hand")
 OF_REPORTS = [name for name in preset_names() if re.match(r"\d{3}-", name) and not name.endswith("-literal")]

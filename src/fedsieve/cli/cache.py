@@ -2,6 +2,8 @@
 
 import typer
 
+NAMED = 5  # of what is left in the folder
+
 cache_app = typer.Typer(help="The cache of downloads and features.")
 
 
@@ -16,8 +18,12 @@ def cache_show() -> None:
 
 @cache_app.command("clear")
 def cache_clear() -> None:
-    """Delete everything in the cache."""
+    """Delete what fedsieve has put into the cache; other files in its folder stay."""
     from fedsieve.cache import cache_folder, clear
     from fedsieve.federate.traffic import size
 
-    print(f"{cache_folder()}: {size(clear())} freed")
+    freed, left = clear()
+    print(f"{cache_folder()}: {size(freed)} freed")
+    if left:
+        named = ", ".join(left[:NAMED]) + (f" and {len(left) - NAMED:,} more" if len(left) > NAMED else "")
+        print(f"left alone, as fedsieve did not make it or uses it: {named}")

@@ -5,10 +5,11 @@ import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -74,13 +75,31 @@ def load_cifar100(settings: DataSettings) -> Dataset:
     if settings.path is not None:
         train, test, names = read_official(Path(settings.path))
         return Dataset(_samples(*train), _samples(*test), names)
-    path = cache_folder() / "data" / "cifar100.npz"
-    if not path.exists():
-        _download_cifar100(path)
-    return _from_npz(path)
+    path = cache_folder() / "data" / "fedsieve-cifar100.npz"
+    for kept in (path, path.with_name("cifar100.npz")):  # the second is the name that older versions gave it
+        with suppress(InputError):  # it is not there, or damaged
+            return _from_npz(kept)
+    arrays = _download_cifar100()
+    data = _from_arrays(arrays, "CIFAR-100")
+    try:
+        _keep(arrays, path)
+    except OSError as error:
+        data.notes.append(f"CIFAR-100 could not be kept in {path.parent} ({error.strerror}); going on without")
+    return data
 
 
-def _download_cifar100(path: Path) -> None:
+def _keep(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Write an npz file; processes that do so at the same time do not disturb each other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.npz")
+    try:
+        np.savez(partial, **cast(Any, arrays))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _download_cifar100() -> dict[str, np.ndarray]:
     from datasets import load_dataset
     from huggingface_hub import HfApi, constants
 
@@ -93,14 +112,11 @@ def _download_cifar100(path: Path) -> None:
             f"CIFAR-100 could not be downloaded ({type(error).__name__}); "
             "set data.path to a folder with the official files (cifar-100-python: train, test, meta)"
         ) from None
-    arrays: dict[str, Any] = {}
+    arrays = {"names": np.asarray(parts["train"].features["fine_label"].names)}
     for name in ("train", "test"):
         arrays[f"x_{name}"] = np.stack([np.asarray(image) for image in parts[name]["img"]])
         arrays[f"y_{name}"] = np.asarray(parts[name]["fine_label"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.npz")
-    np.savez(partial, names=np.asarray(parts["train"].features["fine_label"].names), **arrays)
-    partial.replace(path)
+    return arrays
 
 
 def load_digits(_: DataSettings) -> Dataset:
@@ -191,6 +207,10 @@ def _from_npz(path: Path) -> Dataset:
         raise InputError(
             f"{path} is no readable npz file ({type(error).__name__}); write it with numpy.savez"
         ) from None
+    return _from_arrays(arrays, str(path))
+
+
+def _from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
     for name in ("x_train", "y_train", "x_test", "y_test"):
         if name not in arrays:
             raise InputError(f"{path} has no array {name}; expected x_train, y_train, x_test and y_test")
