@@ -426,3 +426,85 @@ def test_killed_run_leaves_no_process_and_goes_on(experiment: Maker, tmp_path: P
     resumed = run(settings.model_copy(update={"workers": 1}), tmp_path / "run", resume=True)
     whole = run(settings.model_copy(update={"workers": 1}), tmp_path / "whole")
     assert resumed["model_sha256"] == whole["model_sha256"]
+
+
+PROGRAM = """
+import os, sys, threading
+from pathlib import Path
+from fedsieve.experiment_file import load_experiment
+from fedsieve.observer import Observer
+from fedsieve.workbench import Workbench, configure_torch
+from fedsieve.workers import crew as module
+from fedsieve.experiment import run
+
+file, data, out, moment = sys.argv[1:]
+settings, made, hand_out = load_experiment(file), module.Crew.__init__, module.Crew._hand_out
+
+def starts(self, *arguments):
+    if moment == "starting":
+        os.unlink(data)
+        os.mkfifo(data)  # the nursery would wait for its data for ever
+    made(self, *arguments)
+    print(self._nursery.pid, flush=True)
+    self.wait()
+
+def busy(self, waiting):
+    hand_out(self, waiting)
+    if all(worker.ticket for worker in self.workers):
+        print("busy", flush=True)
+
+module.Crew.__init__, module.Crew._hand_out = starts, busy
+target = lambda: run(settings, Path(out))
+if moment == "in a thread":  # whose end must not end the workers, so that the system cannot be asked to
+    threading.Thread(target=target).start()
+else:
+    target()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_no_way_of_dying_leaves_a_process(experiment: Maker, images: Path, tmp_path: Path) -> None:
+    """While the nursery starts, and in the midst of jobs that would take days."""
+    long = [
+        "workers=2",
+        "clients.fraction=1.0",
+        "phases=[{name: all, train: all, rounds: 1, local: {steps: 1000000000, lr: 0.001}}]",
+    ]
+    programs: dict[str, subprocess.Popen] = {}
+    for moment in ("starting", "in a thread", "without a nursery"):
+        folder = tmp_path / moment
+        folder.mkdir()
+        data = folder / "data.npz"
+        data.write_bytes(images.read_bytes())
+        (folder / "experiment.yaml").write_text(experiment(*long, f"data.path={data}").to_yaml())
+        command = [
+            sys.executable,
+            "-c",
+            PROGRAM,
+            str(folder / "experiment.yaml"),
+            str(data),
+            str(folder / "run"),
+            moment,
+        ]
+        programs[moment] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        for moment, program in programs.items():
+            assert program.stdout is not None
+            nursery = int(program.stdout.readline())
+            if moment != "starting":
+                assert program.stdout.readline() == "busy\n"
+            if moment == "without a nursery":
+                program.send_signal(signal.SIGSTOP)  # so that it cannot end workers itself
+                os.kill(nursery, signal.SIGKILL)
+            else:
+                program.kill()
+                program.wait()
+            deadline = time.monotonic() + 5
+            while left := [pid for pid in processes_of(program.pid) if pid != program.pid]:
+                assert time.monotonic() < deadline, (moment, left)
+                time.sleep(0.02)
+    finally:
+        for program in programs.values():
+            with suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.communicate()

@@ -28,6 +28,7 @@ from fedsieve.federate.jobs import Answer, Job
 from fedsieve.profile import section
 from fedsieve.workbench import Workbench
 from fedsieve.workers.channel import SharedBuffer, receive, send
+from fedsieve.workers.leash import parent_to_die_with
 from fedsieve.workers.twin import Published
 
 AHEAD = 2  # jobs per worker that may be under way or done before the answer that is waited for
@@ -85,6 +86,7 @@ class Crew:
         self.workers: list[Worker] = []
         self._nursery: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._lifeline: socket.socket | None = None  # all processes of the crew end when it is closed
         self._asking = self._interrupted = False
         self._begun = False  # whether any worker was ready yet
         self._stillborn = 0  # workers that died before they were ready, since the last one that was
@@ -216,14 +218,15 @@ class Crew:
 
     def _start_nursery(self) -> None:
         self.slots = [SharedBuffer() for _ in range(AHEAD * self.size)]
-        self._control, theirs = socket.socketpair()
-        fds = [theirs.fileno(), self.weights.fd, self.verified.fd, *(slot.fd for slot in self.slots)]
-        command = [sys.executable, "-P", "-m", "fedsieve.workers.nursery", *map(str, fds)]
+        (self._control, theirs), (self._lifeline, end) = socket.socketpair(), socket.socketpair()
+        fds = [end.fileno(), theirs.fileno(), self.weights.fd, self.verified.fd, *(slot.fd for slot in self.slots)]
+        command = [sys.executable, "-P", "-m", "fedsieve.workers.leash", str(parent_to_die_with()), *map(str, fds)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         quiet = subprocess.DEVNULL
         self._nursery = subprocess.Popen(
             command, stdin=quiet, stdout=quiet, stderr=quiet, pass_fds=fds, env=environment
         )
+        end.close()
         theirs.close()
         send(self._control, {"experiment": self.experiment.to_yaml(), "folder": str(self.folder.resolve())})
         for number in range(self.size):
@@ -283,6 +286,8 @@ class Crew:
 
     def _stop(self) -> None:
         """End all processes at once; nothing of what they do is needed any more."""
+        if self._lifeline is not None:
+            self._lifeline.close()
         if self._nursery is not None:
             self._nursery.kill()
             self._nursery.wait()
@@ -291,7 +296,7 @@ class Crew:
                 line.close()
         for slot in self.slots:
             slot.close()
-        self.workers, self.slots, self._nursery, self._control = [], [], None, None
+        self.workers, self.slots, self._nursery, self._control, self._lifeline = [], [], None, None, None
 
     def close(self) -> None:
         """The run is over."""

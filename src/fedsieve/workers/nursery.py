@@ -1,17 +1,13 @@
 """The process that worker processes are born from, and what a worker does.
 
-    python -m fedsieve.workers.nursery CONTROL WEIGHTS VERIFIED SLOT...    (numbers of inherited file descriptors)
-
 It imports what workers need and loads the data, once; each worker is a fork of it, so a new one is there in a moment
 and the images are in memory only once. It computes nothing itself: forking a process whose thread pools have worked
 would leave the child waiting for threads that it does not have.
 """
 
-import ctypes
 import os
 import signal
 import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +22,13 @@ from fedsieve.federate.jobs import Job
 from fedsieve.observer import Observer
 from fedsieve.workbench import Workbench, configure_torch
 from fedsieve.workers.channel import SharedBuffer, receive, send
+from fedsieve.workers.leash import tie
 from fedsieve.workers.twin import Twin
 
-DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
-
-def main() -> None:
-    _die_with_parent()
+def serve(lifeline: int, control_fd: int, weights_fd: int, verified_fd: int, *slot_fds: int) -> None:
+    """Make a worker whenever the main process asks for one. The numbers are inherited file descriptors."""
     torch.set_num_threads(1)  # of this process: it must have no pool of threads when it is forked
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
-    control_fd, weights_fd, verified_fd, *slot_fds = map(int, sys.argv[1:])
     verified.share(verified_fd)
     control = socket.socket(fileno=control_fd)
     setup, _ = receive(control)
@@ -48,14 +41,16 @@ def main() -> None:
         return
     send(control, {})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how workers ended
+    own = os.getpid()
     while True:
         message, fds, _, _ = socket.recv_fds(control, 4, 1)
         if not message:
             return
         if os.fork() == 0:
-            control.close()
-            slots = [SharedBuffer(fd) for fd in slot_fds]
             try:
+                tie(lifeline, own)
+                control.close()
+                slots = [SharedBuffer(fd) for fd in slot_fds]
                 work(
                     socket.socket(fileno=fds[0]),
                     experiment,
@@ -80,7 +75,6 @@ def work(
     number: int,
 ) -> None:
     """Do jobs until the main process is gone."""
-    _die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     configure_torch(experiment, number)
     try:
@@ -113,13 +107,3 @@ def _do_next(server: socket.socket, twin: Twin, slots: list[SharedBuffer], said:
     answer["notes"] = {topic: text for topic, text in noted.items() if topic not in said}
     said |= noted.keys()
     send(server, answer, result, slots[about["slot"]])
-
-
-def _die_with_parent() -> None:
-    """Where the system can do it: a run that is killed leaves nobody behind. Else workers end after their job."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main()
