@@ -9,7 +9,6 @@ run (`array_file.py`). The folder is `$FEDSIEVE_CACHE`
 The folder may be one that holds other files, too: only files under names that fedsieve gives are counted or deleted.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -24,10 +23,7 @@ from typing import Any
 import numpy as np
 
 from fedsieve.array_file import Compute, Partial, in_memory, opened
-from fedsieve.errors import InputError
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
+from fedsieve.errors import NO_ROOM, InputError
 
 OWN = {  # the names that fedsieve gives to files, by folder
     "arrays": re.compile(r"[0-9a-f]{32}\.(npy|partial|count|lock)"),

@@ -11,11 +11,12 @@ before the run folder is made.
 import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedsieve.config import Experiment, PhaseSettings, RidgeHead
-from fedsieve.errors import RunError
+from fedsieve.errors import MachineError, RunError
 from fedsieve.evaluate import Score, fairness
 from fedsieve.federate.versions import Versions
 from fedsieve.model.classifier import load_classifier
@@ -116,8 +117,9 @@ def run_phase(
         try:
             line = server.round(progress.round + 1, progress.rounds)
         except RunError:
-            if progress.round:  # else the phase before has left one
-                folder.save_checkpoint(state, force=True)  # the weights are still those before the round
+            with suppress(MachineError, OSError):  # where it cannot be saved either, the first error says why
+                if progress.round:  # else the phase before has left one
+                    folder.save_checkpoint(state, force=True)  # the weights are still those before the round
             raise
         progress.round += 1
         progress.rounds += 1

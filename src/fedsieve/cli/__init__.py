@@ -1,5 +1,6 @@
 """The commands: parse, call, print. What they call is imported when it is needed, so that --help is quick."""
 
+import os
 import sys
 from typing import Any
 
@@ -8,7 +9,7 @@ import typer
 from fedsieve.cli import compare, pages, reproduce, run, show, sweep
 from fedsieve.cli.cache import cache_app
 from fedsieve.cli.mask import mask_app
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import InputError, RunError, machine_error
 
 app = typer.Typer(
     help="Federated sparse fine-tuning of pretrained vision models.",
@@ -43,15 +44,34 @@ def main(arguments: list[str] | None = None) -> Any:
         code = typer.main.get_command(app).main(arguments, prog_name="fedsieve", standalone_mode=False)
     except InputError as error:
         code = _fail(str(error), 2)
-    except (RunError, OSError) as error:  # a full disk, say
-        code = _fail(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         code = 130
     except USAGE_ERROR as error:
         code = _fail(f"{error.format_message()} See 'fedsieve --help'.", 2)
+    except Exception as error:
+        code = _fail(_said_of(error), 1)
     if code == 130:  # typer has swallowed Ctrl-C
         _fail("interrupted; the same command with --out (and --resume, for a run) goes on", 130)
-    sys.exit(code or 0)
+    sys.exit(_flushed(code or 0))
+
+
+def _said_of(error: Exception) -> str:
+    """What ended a run; an error that nobody foresaw is raised again, with its traceback."""
+    if (known := machine_error(error)) is not None:
+        return str(known)
+    if isinstance(error, RunError | OSError):
+        return str(error)
+    raise error
+
+
+def _flushed(code: int) -> int:
+    """The exit code once all that was printed has arrived; where it could not, Python must not try again."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or _fail(str(error), 1)
+    return code
 
 
 def _fail(message: str, code: int) -> int:

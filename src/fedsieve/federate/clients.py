@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from fedsieve.config import ClientSettings
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import InputError, RunError, machine_error
 from fedsieve.federate.client import Broadcast, ClientData, ClientState, Context, Update, train_client
 from fedsieve.federate.exchange import Exchange
 from fedsieve.federate.hidden import HiddenUpdates
@@ -23,8 +22,6 @@ from fedsieve.runs.clients import read_state, save_state
 from fedsieve.sieve.mask import Mask
 from fedsieve.wire import WireError
 
-OURS = (OSError, MemoryError, torch.OutOfMemoryError)  # these are no client's fault, and another run may not have them
-NO_MEMORY = "DefaultCPUAllocator"  # how torch says it of the CPU's
 RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
 
 LocalUpdate = Callable[[Broadcast, ClientData, ClientState, Context], tuple[Update, ClientState]]
@@ -115,10 +112,10 @@ class Clients:
 
 def raise_if_ours(error: Exception) -> None:
     """Raise what is no client's fault: a full disk, or too little memory."""
-    if isinstance(error, OURS):
+    if (known := machine_error(error)) is not None:
+        raise known from error
+    if isinstance(error, OSError):
         raise error
-    if isinstance(error, SafetensorError) or (isinstance(error, RuntimeError) and NO_MEMORY in str(error)):
-        raise RunError(reason_of(error)) from error
 
 
 def reason_of(error: Exception) -> str:

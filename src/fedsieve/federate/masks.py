@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsieve.config import MaskSettings
-from fedsieve.errors import InputError, RunError, WorkerError
+from fedsieve.errors import InputError, MachineError, RunError, WorkerError
 from fedsieve.federate.checks import check_scores
 from fedsieve.federate.client import Broadcast, ClientData
 from fedsieve.federate.jobs import Answer, Ask, Job
@@ -205,7 +205,7 @@ class Masks:
         vector = torch.cat([one.detach().flatten() for one in self.scope.sieved.values()])
         try:
             mask = calibrate_mask(self.shapes, vector, scored, settings, torch_generator(self.seed, *place))
-        except WorkerError:
+        except (MachineError, WorkerError):
             raise
         except RunError as error:
             whose = "all clients" if settings.is_shared else f"client {who}"

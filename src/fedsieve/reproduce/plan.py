@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsieve.config import ExpectSettings, Experiment
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import InputError, MachineError, RunError
 from fedsieve.experiment_file import load_experiment, parse_experiment, preset_names, report_of
 from fedsieve.report.statistics import Interval, interval
 from fedsieve.reproduce.scale import REPORTED_BACKBONE, REPORTED_DATA, Scale, shrunken
@@ -219,6 +219,8 @@ def run_plan(plan: Plan, run: Run) -> list[Outcome]:
     for row, experiment, folder in plan.runs():
         try:
             results[folder] = run(row, experiment, folder)
+        except MachineError:  # of this machine, so the others would not do better
+            raise
         except RunError as error:
             failures[folder] = str(error)
     outcomes = []

@@ -5,10 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsieve.errors import machine_error
+
 
 @contextmanager
 def written_atomically(path: Path) -> Iterator[Path]:
-    """A name to write to; it becomes `path` when the block ends without an error. A link to a file stays one."""
+    """A name to write to; it becomes `path` when the block ends without an error. A link to a file stays one.
+
+    MachineError if there is no room for it.
+    """
     if path.exists() and not path.is_file():  # a pipe or a device: written to, for it must not be replaced by a file
         yield path
         return
@@ -20,6 +25,10 @@ def written_atomically(path: Path) -> Iterator[Path]:
         partial.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
         partial.replace(path)
         flush_to_disk(path.parent)  # the new name, too
+    except Exception as error:  # libraries have errors of their own for a full disk
+        if (known := machine_error(error, f"{path} cannot be written")) is not None:
+            raise known from error
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

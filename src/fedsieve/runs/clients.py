@@ -32,7 +32,7 @@ import zstandard
 from safetensors import safe_open
 from torch import Tensor
 
-from fedsieve.errors import RunError
+from fedsieve.errors import MachineError, RunError
 from fedsieve.federate.client import ClientState
 from fedsieve.runs.atomic import flush_to_disk
 from fedsieve.runs.sealed import digest_of, write_tensors
@@ -126,7 +126,7 @@ class ClientStore:
         try:
             self.place(client, round).replace(path)
         except OSError as error:
-            raise RunError(f"{path} cannot be written: {error}") from None
+            raise MachineError(f"{path} cannot be written: {error}") from None
         self._versions.setdefault(client, []).append((round, bytes.fromhex(digest)))
         self._unflushed.setdefault(client, []).append(round)
 
@@ -225,4 +225,4 @@ def save_state(path: Path, state: ClientState) -> str:
         return write_tensors(path, {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()})
     except OSError as error:  # a full disk, say
         path.unlink(missing_ok=True)
-        raise RunError(f"{path} cannot be written: {error}") from None
+        raise MachineError(f"{path} cannot be written: {error}") from None

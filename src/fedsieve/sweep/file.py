@@ -216,12 +216,12 @@ def sweep_about(name: str) -> str:
 
 def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
     """A sweep that comes with fedsieve, or a YAML file; `key=value` overrides are of the experiment."""
-    path = Path(name_or_file).expanduser()
-    if path.is_file():
-        try:
-            text = path.read_text()
-        except (OSError, ValueError) as error:
-            raise InputError(f"'{name_or_file}' cannot be read as text ({error}); give a YAML file") from None
+    try:
+        path = Path(name_or_file).expanduser()
+        text = path.read_text() if path.is_file() else None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"'{name_or_file[:60]}' cannot be read as text ({error}); give a YAML file") from None
+    if text is not None:
         sweep = parse(Sweep, text, str(path))
         beside = path.parent / sweep.experiment
         if beside.is_file():

@@ -20,7 +20,7 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from fedsieve.config import Experiment
-from fedsieve.errors import InputError, RunError, WorkerError
+from fedsieve.errors import InputError, MachineError, RunError, WorkerError
 from fedsieve.experiment import check_all, run
 from fedsieve.experiment_file import parse_kept
 from fedsieve.observer import Observer, Relay
@@ -129,7 +129,7 @@ def try_out(sweep: Sweep, taken: Taken, observer_for: ObserverFor) -> None:
             result = run_slim(experiment, folder, watching)
     except optuna.TrialPruned:
         end_trial(study, trial, TrialState.PRUNED)
-    except WorkerError:  # of this machine, not of these settings
+    except (MachineError, WorkerError):  # of this machine, not of these settings
         raise
     except RunError as error:
         trial.set_user_attr(REASON, str(error))
@@ -163,7 +163,7 @@ def repeat(sweep: Sweep, trials: Trials, one: Repeat, observer_for: ObserverFor)
     try:
         with observer_for(title) as observer:
             run_slim(experiment, folder, observer)
-    except WorkerError:
+    except (MachineError, WorkerError):
         raise
     except RunError as error:
         observer.warning(f"{folder}: {error}")
