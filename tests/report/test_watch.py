@@ -84,6 +84,19 @@ def test_a_port_in_use_is_said_in_one_line(fedsieve: Callable, tmp_path: Path) -
     assert code == 2 and f"--port {port}" in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("host", ["", " "])
+def test_no_host_is_not_every_host(
+    host: str, fedsieve: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Server, "serve_forever", lambda *_: None)
+    code, said, error = fedsieve("watch", str(tmp_path), "--port", "0", "--host", host)
+    assert (code, said, error) == (
+        2,
+        "",
+        "error: --host is empty; give 127.0.0.1, or 0.0.0.0 for everybody on the network\n",
+    )
+
+
 @pytest.mark.parametrize("host", ["203.0.113.7", "a..b", "::1"])
 def test_a_host_that_cannot_be_had_is_named(host: str, fedsieve: Callable, tmp_path: Path) -> None:
     code, _, error = fedsieve("watch", str(tmp_path), "--port", "0", "--host", host)

@@ -120,6 +120,8 @@ def serving(folder: Path, port: int, host: str = "127.0.0.1") -> Server:
     """A server of the page about the runs below `folder`, which listens and is yet to be told to serve."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; give a folder in which runs are or will be")
+    if not host.strip():  # to Python that would be every address of this machine
+        raise InputError("--host is empty; give 127.0.0.1, or 0.0.0.0 for everybody on the network")
     try:
         return Server((host, port), partial(Handler, Watch(folder), host))
     except (OSError, UnicodeError) as error:  # the latter of what cannot be a host's name
