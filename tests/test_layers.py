@@ -1,6 +1,7 @@
 """Masks layer by layer, and what runs write down of them."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 from fedsieve.config import Experiment
 from fedsieve.experiment import run
 from fedsieve.layers import MeanDensity, density
+from fedsieve.observer import Observer
 from fedsieve.sieve.mask import Mask
 
 SHAPES = {
@@ -21,6 +23,14 @@ SHAPES = {
     "head.weight": (3, 2),
 }
 OWN_MASKS = "phases.1.mask={sparsity: 0.5, calibration_rounds: 1, fisher: {samples: 8}}"
+
+
+class Listener(Observer):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
 
 def random_mask(seed: int) -> Mask:
@@ -60,13 +70,19 @@ def test_metrics_say_how_dense_masks_are_in_the_first_and_the_last_round(
     scope: str, secure: str, experiment: Callable[..., Experiment], tmp_path: Path
 ) -> None:
     changes = [f"phases.1.mask.scope={scope}", f"clients.secure={secure}", "phases.1.rounds=3"]
-    run(experiment(OWN_MASKS, *changes), tmp_path / "run")
+    listener = Listener()
+    run(experiment(OWN_MASKS, *changes), tmp_path / "run", observer=listener)
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert ["layers" in line for line in lines] == [False] * 3 + [True, False, True]
     files = {
         "client": [tmp_path / f"run/masks/all/client-{client:06d}.safetensors" for client in lines[-1]["clients"]],
         "federated": [tmp_path / "run/masks/all/shared.safetensors"],
     }
+    announced = [note for note in listener.notes if "each client's mask is kept" in note]
+    assert len(announced) == (scope == "client")
+    if announced:
+        (kilobytes,) = re.findall(r"takes ([0-9.]+) kB on disk, .* once all 6 have taken part", announced[0])
+        assert float(kilobytes) * 1000 == pytest.approx(files[scope][0].stat().st_size, rel=0.1)
     truth = [density(Mask.load(file)) for file in files[scope]]
     for block, row in lines[-1]["layers"]["blocks"].items():
         for column, share in row.items():

@@ -287,8 +287,10 @@ class ClientSettings(Settings):
                 raise ValueError(
                     f"select.high_loss.candidates {candidates} are {wrong}; use {self.per_round} to {self.count}"
                 )
-        if self.zero_sum and self.per_round < 2:
-            raise ValueError("secure: zero_sum hides clients among each other, and a round has only one; use none")
+        if self.zero_sum and self.per_round < 3:  # who knows the sum of two updates and one of them knows the other
+            raise ValueError(
+                f"secure: zero_sum hides clients among each other, and {per_round} are too few; use 3 or more"
+            )
         if self.zero_sum and self.mixing:
             raise ValueError("combine: fisher_mixing sends scores that secure: zero_sum does not hide; use all or none")
         return self

@@ -24,7 +24,7 @@ from fedsieve.model.features import feature_depth
 from fedsieve.model.flat import Scope
 from fedsieve.runs.checkpoint import Checkpoint
 from fedsieve.runs.folder import START, TOTAL, RunFolder, keep_start, load_start
-from fedsieve.sieve.mask import Mask, shapes_of
+from fedsieve.sieve.mask import Mask, bytes_of_file, shapes_of
 from fedsieve.workbench import DataHolders, Workbench, fingerprint_of
 
 
@@ -215,6 +215,10 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
     if clients.zero_sum and isinstance(clients.select, HighLoss):
         notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
     mask = phase.settings.mask
+    if mask is not None and mask.file is None and not mask.is_shared and mask.refresh == "once" and clients.count > 1:
+        each = bytes_of_file(shapes_of(phase.scope.named.items()))
+        taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count:,} have taken part"
+        notes.append(f"phase {name}: each client's mask is kept and takes {taken}")
     if experiment.compile and mask is not None and mask.unit != "weight":
         notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
     if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:

@@ -316,7 +316,8 @@ def test_what_no_data_fit_is_told_before_anything_is_run(sweep_file: Path, tmp_p
 def test_a_base_that_only_the_arms_make_valid(sweep_file: Path, tmp_path: Path) -> None:
     sweep = yaml.safe_load(sweep_file.read_text())
     del sweep["search"]
-    sweep["set"] = {"clients.secure": "zero_sum", "phases.0.mask": {"sparsity": 0.5, "rule": "random"}}
+    sweep["set"] = {"clients.secure": "zero_sum", "clients.fraction": 1.0}
+    sweep["set"]["phases.0.mask"] = {"sparsity": 0.5, "rule": "random"}
     sweep["arms"] = {"phases.0.mask.scope": ["server"]}  # each client's own mask, the default, cannot be summed so
     sweep_file.write_text(yaml.safe_dump(sweep | {"seeds": 1}))
     for _ in range(2):

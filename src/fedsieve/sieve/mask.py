@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -210,6 +211,11 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def _same(one: Shapes, other: Shapes) -> bool:
     return list(one.items()) == list(other.items())
+
+
+def bytes_of_file(shapes: Shapes) -> int:
+    """About how many bytes the file of a mask takes."""
+    return (sum(math.prod(shape) for shape in shapes.values()) + 7) // 8 + len(json.dumps(shapes))
 
 
 def _times(shape: tuple[int, ...]) -> str:
