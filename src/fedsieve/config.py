@@ -249,6 +249,9 @@ Secure = Annotated[
 ]
 
 
+FEWEST_HIDDEN = 3  # clients in a round with `secure: zero_sum`: of two, each could take its own update from the sum
+
+
 class ClientSettings(Settings):
     count: int = Field(1, ge=1)
     fraction: float = Field(1.0, gt=0, le=1)
@@ -287,9 +290,10 @@ class ClientSettings(Settings):
                 raise ValueError(
                     f"select.high_loss.candidates {candidates} are {wrong}; use {self.per_round} to {self.count}"
                 )
-        if self.zero_sum and self.per_round < 3:  # who knows the sum of two updates and one of them knows the other
+        if self.zero_sum and self.per_round < FEWEST_HIDDEN:
             raise ValueError(
-                f"secure: zero_sum hides clients among each other, and {per_round} are too few; use 3 or more"
+                f"secure: zero_sum hides clients among each other, and {per_round} are too few; "
+                f"use {FEWEST_HIDDEN} or more"
             )
         if self.zero_sum and self.mixing:
             raise ValueError("combine: fisher_mixing sends scores that secure: zero_sum does not hide; use all or none")

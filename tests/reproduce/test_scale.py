@@ -25,7 +25,7 @@ BY_HAND = [  # preset, scale, rounds of its phases, clients, clients in a round,
     ("002-figure3-noniid-j16", "small", [2], 20, 2, 50),
     ("002-figure3-noniid-j16", "smoke", [2], 20, 2, 5),
     ("003-table1-sparse-centralized", "smoke", [3, 3], 1, 1, None),
-    ("003-figure5-secure", "smoke", [2], 20, 2, None),
+    ("003-figure5-secure", "smoke", [2], 30, 3, None),
     ("004-section5.4-fraction-0.5", "smoke", [10], 20, 10, 1),
     ("004-section5.4-fraction-0.2", "small", [10], 20, 4, 2),
 ]

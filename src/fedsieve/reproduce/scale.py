@@ -10,14 +10,16 @@
 | clients, and candidates for selection | a fifth | a fifth | as reported |
 
 With K classes instead of 100, a client holds max(1, round(classes x K / 100)) of them, at any scale. There are as many
-clients as it takes to hold all classes, where classes are dealt evenly. All else stays as it is reported: learning
-rates, batch sizes, local epochs and steps, sparsity, the share of clients in a round.
+clients as it takes to hold all classes, where classes are dealt evenly, and for rounds of three with
+`secure: zero_sum`. All else stays as it is reported: learning rates, batch sizes, local epochs and steps, sparsity, the
+share of clients in a round.
 """
 
 import math
 from dataclasses import dataclass
 
 from fedsieve.config import (
+    FEWEST_HIDDEN,
     FLAGSHIP,
     CenterCropSettings,
     ClassesSplit,
@@ -113,6 +115,8 @@ def _clients(clients: ClientSettings, scale: Scale, classes: int) -> ClientSetti
         changes["split"] = clients.split.model_copy(update={"per_client": held})
         if clients.split.assign == "even":
             count = min(clients.count, max(count, math.ceil(classes / held)))  # else some class is nobody's
+    if clients.zero_sum:  # which hides nobody among fewer
+        count = min(clients.count, max(count, math.ceil(FEWEST_HIDDEN / clients.fraction)))
     return clients.model_copy(update={"count": count, **changes})
 
 
