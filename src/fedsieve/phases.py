@@ -216,7 +216,7 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
         notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
     mask = phase.settings.mask
     if mask is not None and mask.file is None and not mask.is_shared and mask.refresh == "once" and clients.count > 1:
-        each = bytes_of_file(shapes_of(phase.scope.named.items()))
+        each = bytes_of_file(shapes_of(phase.scope.sieved.items()))
         taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count:,} have taken part"
         notes.append(f"phase {name}: each client's mask is kept and takes {taken}")
     if experiment.compile and mask is not None and mask.unit != "weight":
