@@ -1,15 +1,23 @@
 """Experiment files: what they may say, and one clear line for whatever they may not."""
 
 import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsieve.config import Experiment
+from fedsieve import memory
+from fedsieve.config import DataSettings, Experiment, Settings
+from fedsieve.data.load import Samples, load
+from fedsieve.data.transform import Transform
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import experiment_name, load_experiment, parse_experiment
+from fedsieve.sweep.file import Sweep
 
 FILE = """\
 seed: 1
@@ -96,7 +104,8 @@ def test_reads_what_it_says() -> None:
         ("seed: 1", "threads: 0", "threads: use auto or a whole number from 1 to 1024"),
         ("name: digits", "name: folder", "data.name: folder needs data.path"),
         ("name: digits", "augment: horizontal_flip", 'data.augment is "horizontal_flip"; expected a list'),
-        ("name: digits", "augment: [{random_resized_crop: {scale: [0.5, 2]}}]", "use two shares of the image's area"),
+        ("name: digits", "augment: [{random_resized_crop: {scale: [0.9, 0.5]}}]", "use two shares of the image's area"),
+        ("name: digits", "augment: [{random_resized_crop: {scale: [0.5, 2]}}]", "scale.1 is 2; it should be less than"),
         ("name: digits", "validation: 1.0", "data.validation is 1.0; it should be less than 1"),
         ("name: digits", "validation: 0\nevaluate: {keep: best}", "evaluate.keep: best needs validation data"),
     ],
@@ -159,6 +168,74 @@ def test_a_name_alone_means_its_defaults() -> None:
 
 def test_yaml_that_never_ends_is_refused() -> None:
     assert "refers to itself" in error_of("data: &x {augment: [*x]}")
+
+
+TENFOLD = "a0: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TENFOLD, "more than 100,000 values"),
+        (f"seed: 1 # {'x' * 10**6}", "use at most 1,000,000"),
+        ("seed: " + "[" * 5000, "nested too deeply"),
+        ("seed: !!bool abc", "line 1: 'abc' is no valid true or false"),
+        ("seed: !!int ''", "'' is no valid whole number"),
+        ("seed: !!timestamp abc", "'abc' is no valid date"),
+        ("seed: 2001-99-99", "'2001-99-99' is no valid date"),
+        ("seed: " + "9" * 5000, "9... is no valid whole number"),
+        ("seed: 0x" + "f" * 9000, "f... is no valid whole number"),
+        ("? [seed]\n: 1", "a key is a list or a group"),
+        ('"\\ud800": 1', "is no valid text"),
+        ("data: {name: " + "x" * 9999 + "}", "xxx...; use cifar100"),
+        ("phases: [{name: " + "x" * 101 + "}]", "at most 100 of them"),
+    ],
+)
+def test_hostile_yaml_is_one_short_line(text: str, message: str) -> None:
+    started = time.perf_counter()
+    said = error_of(text)
+    assert message in said and len(said) < 300 and time.perf_counter() - started < 5
+
+
+def test_a_long_override_is_cut_and_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    assert len(error_of(FILE, "seed=" + "9" * 5000)) < 300
+    file = tmp_path / "huge.yaml"
+    file.touch()
+    os.truncate(file, 10**12)
+    with pytest.raises(InputError, match="more than 1,000,000 bytes"):
+        load_experiment(str(file))
+
+
+def numbers(schema: Any, path: str = "") -> Iterator[tuple[str, dict]]:
+    """Every place of a JSON schema at which a number may stand."""
+    if isinstance(schema, dict) and schema.get("type") in ("integer", "number"):
+        yield path, schema
+    elif isinstance(schema, dict | list):
+        for key, part in schema.items() if isinstance(schema, dict) else enumerate(schema):
+            yield from numbers(part, f"{path}/{key}")
+
+
+@pytest.mark.parametrize("kind", [Experiment, Sweep])
+def test_every_number_has_an_upper_limit(kind: type[Settings]) -> None:
+    found = dict(numbers(kind.model_json_schema()))
+    assert len(found) > (40 if kind is Experiment else 4)
+    assert [path for path, number in found.items() if not number.keys() & {"maximum", "exclusiveMaximum"}] == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["phases.0.rounds=1" + "0" * 22, "data.image_size=2147483648", f"seed={2**63}", "phases.0.local.lr=1e31"],
+)
+def test_numbers_beyond_reason_are_refused(override: str) -> None:
+    assert "it should be less than" in error_of(FILE, override)
+
+
+def test_images_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = load(DataSettings(name="digits"))
+    Transform(DataSettings(image_size=4096), Samples(data.train.images[:1], data.train.labels[:1]))
+    monkeypatch.setattr(memory, "machine_memory", lambda: 16 * 10**9)
+    with pytest.raises(InputError, match=r"data.image_size 4096 .* 40.3 GB, and this machine has 16.0 GB"):
+        Transform(DataSettings(image_size=4096), data.train)
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/x", "x" * 5000, "nul\0"])

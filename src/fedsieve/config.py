@@ -43,6 +43,14 @@ class Settings(BaseModel):
 
 FromList = Field(strict=False)  # YAML knows lists, frozen models hold tuples
 
+# Every number has an upper limit far above those of real experiments, so that a slip is told at once, in one line.
+Count = Annotated[int, Field(ge=1, le=10**8)]  # of clients, samples, steps, …
+Repeats = Annotated[int, Field(ge=1, le=10**6)]  # of something long, such as a round
+Side = Annotated[int, Field(ge=1, le=4096)]  # of an image, in pixels
+Real = Annotated[float, Field(ge=0, le=1e30)]  # float32 can still hold it
+Share = Annotated[float, Field(ge=0, le=1)]
+Processes = Annotated[int, Field(ge=1, le=1024)]
+
 
 def _with_defaults(*names: str) -> BeforeValidator:
     """`mlp` alone means `{mlp: {}}`."""
@@ -60,12 +68,12 @@ def _option(value: Any) -> str:
 
 
 class CropSettings(Settings):
-    scale: Annotated[tuple[float, float], FromList] = (0.5, 1.0)
+    scale: Annotated[tuple[Share, Share], FromList] = (0.5, 1.0)
 
     @field_validator("scale")
     @classmethod
     def _is_a_range(cls, scale: tuple[float, float]) -> tuple[float, float]:
-        if not 0 < scale[0] <= scale[1] <= 1:
+        if not 0 < scale[0] <= scale[1]:
             raise ValueError("use two shares of the image's area, such as [0.5, 1.0]")
         return scale
 
@@ -75,7 +83,7 @@ class RandomResizedCrop(Settings):
 
 
 class CenterCropSettings(Settings):
-    resize: int = Field(256, ge=1)
+    resize: Side = 256
 
 
 class ResizeCenterCrop(Settings):
@@ -98,8 +106,8 @@ EvaluateCrop = Annotated[
 class DataSettings(Settings):
     name: Literal["cifar100", "digits", "folder", "npz"] = "digits"
     path: str | None = None
-    image_size: int | None = Field(None, ge=1)  # None: 32 for pico, 64 for any other backbone
-    limit: int | None = Field(None, ge=1)  # at most so many training images
+    image_size: Side | None = None  # None: 32 for pico, 64 for any other backbone
+    limit: Count | None = None  # at most so many training images
     validation: float = Field(0.2, ge=0, lt=1)
     augment: Annotated[tuple[Augmentation, ...], FromList] = ()
     evaluate_crop: EvaluateCrop = "resize"
@@ -110,7 +118,7 @@ class DataSettings(Settings):
 
 
 class MlpSettings(Settings):
-    hidden: int = Field(512, ge=1)
+    hidden: int = Field(512, ge=1, le=10**5)
 
 
 class MlpHead(Settings):
@@ -118,7 +126,7 @@ class MlpHead(Settings):
 
 
 class RidgeSettings(Settings):
-    penalty: float = Field(1000.0, gt=0)
+    penalty: Real = Field(1000.0, gt=0)
 
 
 class RidgeHead(Settings):
@@ -151,17 +159,17 @@ class IidSplit(Settings):
 
 class ClassesSplit(Settings):
     kind: Literal["classes"]
-    per_client: int = Field(ge=1)
+    per_client: Count
     assign: Literal["even", "random"] = "even"
-    per_class_limit: int | None = Field(None, ge=1)
+    per_class_limit: Count | None = None
 
 
 class DirichletSplit(Settings):
     kind: Literal["dirichlet"]
-    alpha: float | None = Field(None, gt=0)
-    concentration: float | None = Field(None, gt=0)
+    alpha: float | None = Field(None, gt=0, le=1e12)
+    concentration: float | None = Field(None, gt=0, le=1e12)
     balanced: bool = True
-    per_client: int | None = Field(None, ge=1)
+    per_client: Count | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "DirichletSplit":
@@ -195,12 +203,12 @@ class FisherSettings(Settings):
     """How sensitivity is measured."""
 
     kind: Literal["exact", "empirical", "batch"] = "exact"
-    samples: int = Field(512, ge=1)
-    draws: int = Field(1, ge=1)
+    samples: Count = 512
+    draws: Repeats = 1
 
 
 class HighLossSettings(Settings):
-    candidates: int = Field(20, ge=1)
+    candidates: Count = 20
 
 
 class HighLoss(Settings):
@@ -253,15 +261,15 @@ FEWEST_HIDDEN = 3  # clients in a round with `secure: zero_sum`: of two, each co
 
 
 class ClientSettings(Settings):
-    count: int = Field(1, ge=1)
+    count: Count = 1
     fraction: float = Field(1.0, gt=0, le=1)
     split: SplitSettings = IidSplit()
     select: Select = "uniform"
     weighting: Literal["samples", "equal"] = "samples"
     combine: Combine = "all"
     secure: Secure = "none"
-    minimum: int = Field(1, ge=1)
-    norm_limit: float | None = Field(1e4, gt=1)  # times the median norm of updates; None: no limit
+    minimum: Count = 1
+    norm_limit: float | None = Field(1e4, gt=1, le=1e30)  # times the median norm of updates; None: no limit
     fail_rate: float = Field(0.0, ge=0, lt=1)
     holdout: float = Field(0.0, ge=0, lt=1)
     have_backbone: bool = True
@@ -306,15 +314,15 @@ class ClientSettings(Settings):
 class LocalSettings(Settings):
     """One client's training in one round: SGD as in torch.optim.SGD."""
 
-    epochs: int | None = Field(None, ge=1)
-    steps: int | None = Field(None, ge=1)
-    batch_size: int = Field(64, ge=1)
-    lr: float = Field(ge=0)
+    epochs: Repeats | None = None
+    steps: Count | None = None
+    batch_size: Count = 64
+    lr: Real
     momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(1e-4, ge=0)
+    weight_decay: Real = 1e-4
     nesterov: bool = False
     schedule: Literal["cosine", "constant", "linear"] = "cosine"
-    clip_norm: float | None = Field(None, gt=0)
+    clip_norm: Annotated[Real, Field(gt=0)] | None = None
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "LocalSettings":
@@ -326,7 +334,7 @@ class LocalSettings(Settings):
 
 
 class BlocksScope(Settings):
-    blocks: Annotated[tuple[int, ...], FromList] = Field(min_length=1)
+    blocks: Annotated[tuple[Annotated[int, Field(le=10**4)], ...], FromList] = Field(min_length=1)
     head: bool = False
 
 
@@ -345,8 +353,8 @@ class MaskSettings(Settings):
     rule: str = "least_sensitive"
     sparsity: float | None = Field(None, ge=0, lt=1)
     file: str | None = None  # instead of rule and sparsity: a mask that `fedsieve mask` saved
-    calibration_rounds: int = Field(4, ge=1)
-    damping: float = Field(0.1, ge=0, le=1)
+    calibration_rounds: Repeats = 4
+    damping: Share = 0.1
     fisher: FisherSettings = FisherSettings()
     scope: Literal["client", "federated", "server"] = "client"
     refresh: Literal["once", "round", "epoch"] = "once"
@@ -355,7 +363,7 @@ class MaskSettings(Settings):
     across: Literal["model", "tensor"] = "model"
     only: Annotated[tuple[LayerKind, ...], FromList] | None = Field(None, min_length=1)
     dense: Annotated[tuple[LayerKind, ...], FromList] = ()  # trained whole, outside the mask
-    keep_alive: int = Field(1, ge=0)
+    keep_alive: int = Field(1, ge=0, le=10**8)
     rescale: bool = False
     momentum: Literal["reset", "carry", "leak"] = "reset"
 
@@ -414,7 +422,7 @@ class MaskSettings(Settings):
 class PhaseSettings(Settings):
     name: str
     train: Train
-    rounds: int = Field(ge=1)
+    rounds: Repeats
     local: LocalSettings
     mask: MaskSettings | None = None
     optimizer_state: Literal["reset", "carry"] | None = None  # None: carry with one client, else reset
@@ -422,8 +430,8 @@ class PhaseSettings(Settings):
     @field_validator("name")
     @classmethod
     def _is_a_word(cls, name: str) -> str:
-        if not name.replace("-", "").replace("_", "").isalnum():
-            raise ValueError("use letters, digits, - and _")
+        if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 100:  # it is also a folder's name
+            raise ValueError("use letters, digits, - and _, at most 100 of them")
         return name
 
     def resolved(self, optimizer_state: str) -> "PhaseSettings":
@@ -435,8 +443,8 @@ class PhaseSettings(Settings):
 
 
 class EvaluateSettings(Settings):
-    every: int = Field(1, ge=1)
-    sample: int | None = Field(None, ge=1)
+    every: Repeats = 1
+    sample: Count | None = None
     test: Literal["end", "each", "never"] = "end"
     keep: Literal["last", "best"] = "last"
     clients: bool = False
@@ -459,8 +467,8 @@ class ExpectSettings(Settings):
 
     source: str
     metric: Literal["test_accuracy", "val_accuracy"] | None = None  # what it measured, where no figure tells
-    test_accuracy: float | None = Field(None, ge=0, le=1)
-    val_accuracy: float | None = Field(None, ge=0, le=1)
+    test_accuracy: Share | None = None
+    val_accuracy: Share | None = None
     assumed: str | None = None  # what the publication leaves open or contradicts, and what was taken
 
 
@@ -470,10 +478,10 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 class Experiment(Settings):
     """The whole file."""
 
-    seed: int = Field(42, ge=0)
+    seed: int = Field(42, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    workers: int | Literal["auto"] = "auto"  # processes that run clients; changes no result
-    threads: int | Literal["auto"] = "auto"  # of each of them; the last bits of results depend on it
+    workers: Processes | Literal["auto"] = "auto"  # processes that run clients; changes no result
+    threads: Processes | Literal["auto"] = "auto"  # of each of them; the last bits of results depend on it
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     data: DataSettings = DataSettings()

@@ -16,6 +16,9 @@ from fedsieve.errors import InputError
 
 Parsed = TypeVar("Parsed", bound=Settings)
 Location = tuple[str | int, ...]  # of a value in the file, such as ("phases", 0, "rounds")
+LONGEST = 1_000_000  # characters of a file
+LONGEST_NUMBER = 100  # characters
+MOST = 100_000  # values in it, each counted as often as aliases repeat it
 
 
 class _Loader(yaml.SafeLoader):
@@ -58,18 +61,27 @@ def experiment_name(name_or_file: str) -> str:
 
 def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
     """A preset's name or a YAML file, with `key=value` overrides, as a checked experiment."""
-    try:
-        path = Path(name_or_file).expanduser()
-        if path.is_file():
-            return parse_experiment(path.read_text(), str(path), overrides)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"'{name_or_file[:60]}' cannot be read as text ({error}); give a YAML file") from None
+    if (text := file_text(name_or_file)) is not None:
+        return parse_experiment(text, str(Path(name_or_file).expanduser()), overrides)
     if name_or_file not in preset_names():
         own = [name for name in preset_names() if report_of(name) is None]  # those of reports would fill a page
         hint = _nearest(name_or_file, preset_names())
         hint = hint or f"; the presets are {', '.join(own)}, and those of reports that `fedsieve presets` lists"
         raise InputError(f"'{name_or_file}' is neither a file nor a preset{hint}")
     return parse_experiment(preset_text(name_or_file), f"preset {name_or_file}", overrides)
+
+
+def file_text(name: str | Path) -> str | None:
+    """What stands in the file with this name; None if there is no such file."""
+    try:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            return None
+        if path.stat().st_size > LONGEST:
+            raise ValueError(f"it has more than {LONGEST:,} bytes")
+        return path.read_text()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise InputError(f"'{_cut(str(name))}' cannot be read as text ({error}); give a YAML file") from None
 
 
 def parse_experiment(text: str, source: str = "experiment", overrides: Sequence[str] = ()) -> Experiment:
@@ -109,6 +121,8 @@ def parse(
 
 
 def _read_yaml(text: str, source: str, places: dict[Location, str]) -> dict[str, Any]:
+    if len(text) > LONGEST:
+        raise InputError(f"{source} has {len(text):,} characters; use at most {LONGEST:,}")
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -133,29 +147,50 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, path: Location, source: str
     if isinstance(node, yaml.MappingNode):
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key = str(loader.construct_object(key_node))
             place = f"{source}, line {key_node.start_mark.line + 1}"
+            key = str(_scalar(loader, key_node, place))
             if key in result:
                 raise InputError(f"{place}: '{key}' is given twice; keep one of them")
-            places[(*path, key)] = place
+            _note(places, (*path, key), place)
             result[key] = _value(loader, value_node, (*path, key), source, places)
         return result
     if isinstance(node, yaml.SequenceNode):
         items = []
         for index, item in enumerate(node.value):
-            places[(*path, index)] = f"{source}, line {item.start_mark.line + 1}"
+            _note(places, (*path, index), f"{source}, line {item.start_mark.line + 1}")
             items.append(_value(loader, item, (*path, index), source, places))
         return items
-    value = loader.construct_object(node)
+    return _scalar(loader, node, places.get(path, source))
+
+
+def _scalar(loader: yaml.SafeLoader, node: yaml.Node, place: str) -> str | int | float | bool | None:
+    if not isinstance(node, yaml.ScalarNode):
+        raise InputError(f"{place}: a key is a list or a group; expected one word")
+    kind = KINDS.get(node.tag.rpartition(":")[2], "text")
+    try:
+        if kind != "text" and len(node.value) > LONGEST_NUMBER:
+            raise ValueError
+        value = loader.construct_object(node)
+        str(value).encode()  # half of a surrogate pair, "\\ud800", is no text
+    except (ValueError, LookupError, AttributeError):  # PyYAML on `!!int ''`, `!!bool abc` and `!!timestamp abc`
+        hint = "use characters that UTF-8 has" if kind == "text" else "put it in quotes if it is text"
+        raise InputError(f"{place}: {_cut(ascii(node.value))} is no valid {kind}; {hint}") from None
     return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _note(places: dict[Location, str], path: Location, place: str) -> None:
+    """Write down where a value stands; so many that only aliases of aliases can make them are refused."""
+    if len(places) >= MOST:
+        raise InputError(f"{place}: there are more than {MOST:,} values, counting those that aliases repeat")
+    places[path] = place
 
 
 def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> None:
     """Set one dotted key, such as `phases.0.rounds=5`; the value is YAML."""
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
-        raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
-    place = f"override '{override}'"
+        raise InputError(f"'{_cut(override)}' is no override; write key=value, such as clients.count=20")
+    place = f"override '{_cut(override)}'"
     value = parse_value(text, place)
     *parents, last = key.strip().split(".")
     holder: Any = data
@@ -183,9 +218,11 @@ def _index(holder: Any, part: str, override: str) -> str | int:
     if isinstance(holder, dict):
         return part
     if not isinstance(holder, list):
-        raise InputError(f"'{override}': there is nothing to set '{part}' in; give the group it belongs to first")
+        raise InputError(
+            f"'{_cut(override)}': there is nothing to set '{_cut(part)}' in; give the group it belongs to first"
+        )
     if not part.isdecimal() or int(part) >= len(holder):
-        raise InputError(f"'{override}': there is no entry {part} in the list; use 0 to {len(holder) - 1}")
+        raise InputError(f"'{_cut(override)}': there is no entry {_cut(part)} in the list; use 0 to {len(holder) - 1}")
     return int(part)
 
 
@@ -194,6 +231,7 @@ def _nearest(word: str, valid: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
+KINDS = {"int": "whole number", "float": "number", "bool": "true or false", "timestamp": "date"}  # by YAML's tags
 EXPECTED = {
     "int_type": "expected a whole number",
     "int_from_float": "expected a whole number",
@@ -202,6 +240,7 @@ EXPECTED = {
     "bool_type": "expected true or false",
     "tuple_type": "expected a list",
     "too_short": "expected at least one entry",
+    "too_long": "there are too many entries",
     "model_type": "expected a group of settings (key: value)",
     "model_attributes_type": "expected a group of settings (key: value)",
     "dict_type": "expected a group of settings (key: value)",
@@ -226,14 +265,14 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
         name, valid = context["key"], context["valid"]
         path = (*path, name)
         hint = _nearest(name, valid) or f"; the keys there are {', '.join(valid)}"
-        text = f"unknown key '{name}' {f'in {key}' if key else 'at the top level'}{hint}"
+        text = f"unknown key '{_cut(name)}' {f'in {key}' if key else 'at the top level'}{hint}"
     elif kind == "missing":
         text = f"{key or 'the experiment'} needs a value for '{problem['loc'][-1]}'"
     elif kind in ("literal_error", "union_tag_invalid", "union_tag_not_found"):
         expected = context.get("expected") or context.get("expected_tags") or "kind: iid, classes, dirichlet or flwr"
         shown = context.get("tag", value)
         valid = re.findall(r"'([^']+)'", expected) or [expected]
-        text = f"{key} is {shown!r}; use {' or '.join(valid)}{_nearest(str(shown), valid)}"
+        text = f"{key} is {_cut(repr(shown))}; use {' or '.join(valid)}{_nearest(str(shown), valid)}"
     elif kind == "value_error":
         text = f"{key}: {context['error']}" if key else str(context["error"])
     else:
@@ -245,5 +284,8 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
 
 
 def _short(value: Any) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    return _cut(json.dumps(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

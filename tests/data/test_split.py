@@ -324,7 +324,7 @@ def test_per_class_limit(assign) -> None:
 
 # ----------------------------------------------------------------------------------------- dirichlet
 
-alphas = st.sampled_from([5e-324, 1e-6, 1e-2, 0.5, 10.0, 1e6, 1e308, 1e300])
+alphas = st.sampled_from([5e-324, 1e-6, 1e-2, 0.5, 10.0, 1e6, 1e12])
 
 
 @settings(deadline=None, max_examples=120)

@@ -10,12 +10,14 @@ from torch.nn import functional as F
 
 from fedsieve.config import DataSettings, RandomResizedCrop, ResizeCenterCrop
 from fedsieve.data.load import Samples
+from fedsieve.memory import must_fit
 
 Statistics = tuple[list[float], list[float]]  # mean and standard deviation of each channel
 KNOWN: dict[str, Statistics] = {
     "imagenet": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     "cifar100": ([0.5071, 0.4867, 0.4408], [0.2675, 0.2565, 0.2761]),
 }
+AT_LEAST_AT_ONCE = 100  # images that evaluation takes together, however small the batches of training are
 ASPECT = math.log(4 / 3)  # crops are at most this much wider than high, or higher than wide
 ATTEMPTS = 10  # to draw a crop that fits into the image
 SMALL = 64  # pixels a side up to which resizing all crops at once, mostly multiplying by zeros, is faster
@@ -45,6 +47,12 @@ class Transform:
             settings.evaluate_crop.resize_center_crop.resize
             if isinstance(settings.evaluate_crop, ResizeCenterCrop)
             else None
+        )
+        together = min(AT_LEAST_AT_ONCE, len(train))
+        must_fit(
+            2 * 4 * 3 * together * max(self.size, self.crop_from or 0) ** 2,  # as float32, before and after normalising
+            f"data.image_size {self.size} makes {together} images at a time too large for the memory",
+            "lower data.image_size or resize_center_crop.resize",
         )
         self.flip = "horizontal_flip" in settings.augment
         crops = [one for one in settings.augment if isinstance(one, RandomResizedCrop)]

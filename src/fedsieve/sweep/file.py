@@ -8,6 +8,7 @@ seeds:   what was chosen in each arm is repeated with so many seeds, the same in
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -15,18 +16,20 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
-from fedsieve.config import Experiment, Settings
+from fedsieve.config import Experiment, Repeats, Settings
 from fedsieve.errors import InputError
-from fedsieve.experiment_file import load_experiment, parse, parse_value
+from fedsieve.experiment_file import file_text, load_experiment, parse, parse_value
 
 Point = dict[str, Any]  # dotted keys of the experiment and their values
+Number = Annotated[int, Field(ge=-(10**18), le=10**18)] | Annotated[float, Field(ge=-1e30, le=1e30)]
+MOST = 10_000  # combinations of arms and values to search; each is at least a run
 
 
 class Range(Settings):
     """Numbers from low to high, whole ones if both are."""
 
-    low: int | float
-    high: int | float
+    low: Number
+    high: Number
     log: bool = False
 
     @model_validator(mode="after")
@@ -56,9 +59,9 @@ class Sweep(Settings):
     arms: dict[str, list[Any]] = Field(default_factory=dict)
     search: dict[str, Choices] = Field(default_factory=dict)
     climb: bool = False
-    trials: int | None = Field(None, ge=1)
+    trials: Repeats | None = None
     prune: bool = True
-    seeds: int = Field(1, ge=1)
+    seeds: Repeats = 1
 
     @field_validator("search", mode="before")
     @classmethod
@@ -80,6 +83,8 @@ class Sweep(Settings):
                 continue
             if not values:
                 raise ValueError(f"'{key}' has no values; give at least one")
+            if len(values) > MOST:
+                raise ValueError(f"'{key}' has {len(values):,} values; use at most {MOST:,}")
             if repeated := [value for i, value in enumerate(values) if value in values[:i]]:
                 raise ValueError(f"'{key}' has the value {json.dumps(repeated[0])} twice; keep one of them")
             for value in values:
@@ -92,6 +97,8 @@ class Sweep(Settings):
     def _is_consistent(self) -> "Sweep":
         if not self.arms and not self.search:
             raise ValueError("there is nothing to vary: give arms or search")
+        if (number := self._number()) > MOST:
+            raise ValueError(f"arms and search have {number:,} combinations; use at most {MOST:,}")
         if several := [key for key in self.set if "," in key]:
             raise ValueError(f"'{several[0]}' are several keys, which set takes one by one")
         varied = [name for key in (*self.arms, *self.search) for name in _names(key)]
@@ -111,6 +118,12 @@ class Sweep(Settings):
         if self.trials is not None and not self.search:
             raise ValueError("trials are tries of a search, and there is none; give search, or leave trials out")
         return self
+
+    def _number(self) -> int:
+        """Combinations that are to be run or, of a Bayesian search, checked."""
+        lists = [len(values) for values in self.search.values() if isinstance(values, list)]
+        searched = max(lists, default=1) if self.is_bayesian else math.prod(lists)
+        return math.prod(len(values) for values in self.arms.values()) * searched
 
     @property
     def is_bayesian(self) -> bool:
@@ -216,15 +229,11 @@ def sweep_about(name: str) -> str:
 
 def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
     """A sweep that comes with fedsieve, or a YAML file; `key=value` overrides are of the experiment."""
-    try:
+    if (text := file_text(name_or_file)) is not None:
         path = Path(name_or_file).expanduser()
-        text = path.read_text() if path.is_file() else None
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"'{name_or_file[:60]}' cannot be read as text ({error}); give a YAML file") from None
-    if text is not None:
         sweep = parse(Sweep, text, str(path))
         beside = path.parent / sweep.experiment
-        if beside.is_file():
+        if file_text(beside) is not None:
             sweep = sweep.model_copy(update={"experiment": str(beside.resolve())})
     elif name_or_file in sweep_names():
         sweep = parse(Sweep, sweep_text(name_or_file), f"sweep {name_or_file}")
@@ -235,8 +244,8 @@ def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
     for override in overrides:
         key, sign, text = override.partition("=")
         if not sign or not key.strip():
-            raise InputError(f"'{override}' is no override; write key=value, such as clients.count=20")
-        given[key.strip()] = parse_value(text, f"override '{override}'")
+            raise InputError(f"'{override[:60]}' is no override; write key=value, such as clients.count=20")
+        given[key.strip()] = parse_value(text, f"override '{override[:60]}'")
     try:
         sweep = Sweep.model_validate(sweep.model_dump() | {"set": {**sweep.set, **given}})
     except ValidationError as error:  # an override may stand in the way of what is varied
