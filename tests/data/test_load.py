@@ -2,7 +2,9 @@
 
 import hashlib
 import io
+import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +12,14 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+from fedsieve import memory
 from fedsieve.config import DataSettings
 from fedsieve.data import cifar
 from fedsieve.data import load as load_module
 from fedsieve.data.load import load
 from fedsieve.errors import InputError
+from fedsieve.report.exploration import exploration
+from fedsieve.report.page import page, write_file
 
 
 def test_digits_are_scikit_learns() -> None:
@@ -185,6 +190,8 @@ def test_center_crop_keeps_the_aspect(tmp_path: Path) -> None:
         ({"y_train": np.array([0, 1, -1, 0])}, "count classes from 0"),
         ({"y_train": np.array([0, 1, 7, 0])}, "labels go up to 7"),
         ({"names": np.array(["only one"])}, "names has 1 entries"),
+        ({"names": np.array("no list")}, "names has 1 entries"),
+        ({"names": np.array([0x7FFFFFFF, 0], np.uint32).view("U1")}, "no readable npz"),
         ({"x_train": np.uint8(3)}, "y_train should be"),
         ({"x_train": np.zeros((4, 0, 8), np.uint8)}, "at least one pixel"),
         ({"x_train": np.zeros((4, 8, 8, 5), np.uint8)}, r"shape \[4, 8, 8, 5\]"),
@@ -208,6 +215,75 @@ def test_npz_layouts_are_the_same_images(tmp_path: Path) -> None:
         np.savez(tmp_path / f"{name}.npz", x_train=stored, y_train=labels, x_test=stored, y_test=labels)
         fingerprints.append(load(DataSettings(name="npz", path=str(tmp_path / f"{name}.npz"))).train.fingerprint)
     assert fingerprints[0] == fingerprints[1]
+
+
+def written_raw(path: Path, shape: tuple[int, ...], content: bytes) -> Path:
+    """An npz file whose x_train has a header of this shape before the content."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
+    np.savez(path, y_train=np.arange(4) % 2, x_test=np.zeros((2, 8, 8), np.uint8), y_test=np.arange(2))
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x_train.npy", header.getvalue() + content)
+    return path
+
+
+@pytest.mark.parametrize("shape", [(4, 10**6, 10**6), (4, 8, 7), (10**9, 10**9, 10**9)])
+def test_an_npz_whose_header_lies_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    path = written_raw(tmp_path / "x.npz", shape, bytes(256))
+    with pytest.raises(InputError, match="no readable npz"):
+        load(DataSettings(name="npz", path=str(path)))
+
+
+def test_an_npz_that_unpacks_to_more_than_memory_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written_raw(tmp_path / "x.npz", (4, 1000, 1000), bytes(4 * 10**6))
+    assert path.stat().st_size < 20_000 and len(load(DataSettings(name="npz", path=str(path))).train) == 4
+    monkeypatch.setattr(memory, "machine_memory", lambda: 3 * 10**6)
+    monkeypatch.setattr(np, "load", None)
+    with pytest.raises(InputError, match=r"x\.npz does not fit into memory"):
+        load(DataSettings(name="npz", path=str(path)))
+
+
+@pytest.mark.parametrize(("name", "place"), [("npz", "pipe"), ("cifar100", ""), ("folder", "")])
+def test_special_files_are_not_waited_for(tmp_path: Path, name: str, place: str) -> None:
+    if name == "folder":
+        for folder in ("a", "b"):
+            picture(tmp_path / "train" / folder / "x.png", (9, 9), (0, 0, 0))
+        os.mkfifo(tmp_path / "train" / "a" / "pipe.png")
+    else:
+        os.mkfifo(tmp_path / (place or "train"))
+    with pytest.raises(InputError, match=r"pipe\.png is no regular file|pipe is no file|has no file train"):
+        load(DataSettings(name=name, path=str(tmp_path / place)))
+
+
+def test_more_images_than_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        picture(tmp_path / "train" / name / "x.png", (9, 9), (0, 0, 0))
+    monkeypatch.setattr(memory, "machine_memory", lambda: 10**8)
+    with pytest.raises(InputError, match=r"2 images of 4096 x 4096 pixels do not fit into memory: 0\.1 GB"):
+        load(DataSettings(name="folder", path=str(tmp_path), image_size=4096))
+
+
+def test_names_that_are_no_text_are_escaped(tmp_path: Path) -> None:
+    for name in (b"a\xff", b"b\n", "ü".encode()):
+        folder = os.fsencode(tmp_path / "train") + b"/" + name
+        for number in range(5):
+            picture(Path(os.fsdecode(folder)) / f"{number}.png", (9, 9), (number, 0, 0))
+    data = load(DataSettings(name="folder", path=str(tmp_path), image_size=9))
+    assert data.classes == ["a\\xff", "b\\x0a", "ü"]
+    found = exploration(data, "folder")
+    write_file(tmp_path / "page.html", page(found["title"], "explore", found))
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/train/a\xff/0.png")).write_bytes(b"no picture")
+    with pytest.raises(InputError) as caught:
+        load(DataSettings(name="folder", path=str(tmp_path), image_size=9))
+    assert "train/a\\xff/0.png is no readable image" in str(caught.value)
+
+
+def test_a_path_that_is_too_long_is_one_line() -> None:
+    with pytest.raises(InputError, match="cannot be read") as caught:
+        load(DataSettings(name="npz", path="x" * 5000))
+    assert len(str(caught.value)) < 600
 
 
 def test_an_npz_with_objects_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,7 +21,9 @@ from fedsieve.cache import cache_folder
 from fedsieve.config import DataSettings, ResizeCenterCrop
 from fedsieve.data.cifar import read_official
 from fedsieve.data.holdout import stratified
+from fedsieve.data.npz import WANTED, channels_first, read_arrays
 from fedsieve.errors import InputError
+from fedsieve.memory import must_fit
 from fedsieve.randomness import numpy_generator
 
 TEST_SHARE = 0.2  # where a data set has no test set of its own
@@ -57,9 +60,13 @@ class Dataset:
 
 def load(settings: DataSettings) -> Dataset:
     """Read the data set that the experiment names."""
-    if settings.path is not None and not Path(settings.path).exists():
-        raise InputError(f"data.path: {settings.path} does not exist; give the place where the data lies")
-    data = LOADERS[settings.name](settings)
+    try:
+        if settings.path is not None and not Path(settings.path).exists():
+            raise InputError(f"data.path: {settings.path} does not exist; give the place where the data lies")
+        data = LOADERS[settings.name](settings)
+    except (OSError, ValueError, RecursionError) as error:  # of the file system: too long, forbidden, nested too deeply
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise InputError(f"data.path: {shown(settings.path or '')[:200]} cannot be read ({reason})") from None
     return data if settings.limit is None or settings.limit >= len(data.train) else limited(data, settings.limit)
 
 
@@ -143,16 +150,22 @@ def load_folder(settings: DataSettings) -> Dataset:
     names = sorted(entry.name for entry in (root / "train").iterdir() if _is_class(entry))
     if len(names) < 2:
         raise InputError(f"{root / 'train'} has {len(names)} class folders; expected at least two, one for each class")
+    classes = [shown(name) for name in names]
     train = _read_images(root / "train", names, settings)
     if (root / "test").is_dir():
         extra = {entry.name for entry in (root / "test").iterdir() if _is_class(entry)} - set(names)
         if extra:
             raise InputError(f"{root / 'test' / min(extra)} is a class that {root / 'train'} does not have; remove it")
-        return Dataset(train, _read_images(root / "test", names, settings), names)
+        return Dataset(train, _read_images(root / "test", names, settings), classes)
     rest, held = _hold_out(train.labels.numpy())
     note = f"no folder test: {len(held):,} of {len(train):,} images (a stratified 20%) are held out as the test set"
     parts = [Samples(train.images[part], train.labels[part]) for part in (rest, held)]
-    return Dataset(parts[0], parts[1], names, [note])
+    return Dataset(parts[0], parts[1], classes, [note])
+
+
+def shown(name: str) -> str:
+    """A name that can be printed and written: bytes that are not UTF-8 and control characters are escaped."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: f"\\x{ord(found[0]) % 256:02x}", name)
 
 
 def _is_class(entry: Path) -> bool:
@@ -168,9 +181,25 @@ def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Sa
         paths += [(path, label) for path in found]
     if not paths:
         raise InputError(f"{root} holds no .png or .jpg image; add some or remove the folder")
+    if special := [path for path, _ in paths if not path.is_file()]:  # to open a named pipe would wait for ever
+        raise InputError(f"{shown(str(special[0]))} is no regular file; remove it")
+    side = _stored_side(settings)
+    much = f"{root}: {len(paths):,} images of {side} x {side} pixels do not fit into memory"
+    must_fit(3 * side**2 * len(paths), much, "lower data.image_size, or use fewer images")
+    images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
+
+    def read(place: int) -> None:
+        images[place] = _read_image(paths[place][0], settings)
+
     with ThreadPoolExecutor() as pool:
-        images = list(pool.map(lambda entry: _read_image(entry[0], settings), paths))
-    return _samples(np.stack(images), np.asarray([label for _, label in paths]))
+        list(pool.map(read, range(len(paths))))  # a list, so that errors are raised here
+    return _samples(images, np.asarray([label for _, label in paths]))
+
+
+def _stored_side(settings: DataSettings) -> int:
+    """Of the square that an image is stored as."""
+    crop = settings.evaluate_crop
+    return crop.resize_center_crop.resize if isinstance(crop, ResizeCenterCrop) else settings.image_size or 64
 
 
 def _read_image(path: Path, settings: DataSettings) -> np.ndarray:
@@ -184,12 +213,12 @@ def _read_image(path: Path, settings: DataSettings) -> np.ndarray:
             else:
                 picture = ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:  # Pillow raises many kinds for a damaged file
-        raise InputError(f"{path} is no readable image ({type(error).__name__}); mend or remove it") from None
+        reason = type(error).__name__
+        raise InputError(f"{shown(str(path))} is no readable image ({reason}); mend or remove it") from None
+    side = _stored_side(settings)
     if isinstance(settings.evaluate_crop, ResizeCenterCrop):
-        side = settings.evaluate_crop.resize_center_crop.resize
         picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
     else:
-        side = settings.image_size or 64
         picture = picture.resize((side, side), Image.Resampling.BILINEAR)
     return np.asarray(picture).transpose(2, 0, 1)
 
@@ -200,18 +229,11 @@ def load_npz(settings: DataSettings) -> Dataset:
 
 
 def _from_npz(path: Path) -> Dataset:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception as error:  # zip and numpy raise many kinds for a damaged file
-        raise InputError(
-            f"{path} is no readable npz file ({type(error).__name__}); write it with numpy.savez"
-        ) from None
-    return _from_arrays(arrays, str(path))
+    return _from_arrays(read_arrays(path), str(path))
 
 
 def _from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
-    for name in ("x_train", "y_train", "x_test", "y_test"):
+    for name in WANTED:
         if name not in arrays:
             raise InputError(f"{path} has no array {name}; expected x_train, y_train, x_test and y_test")
     parts = []
@@ -221,7 +243,7 @@ def _from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
             raise InputError(f"{path}: x_{part} is {images.dtype}; images are stored as uint8 from 0 to 255")
         if images.ndim == 0 or labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
             raise InputError(f"{path}: y_{part} should be one whole number for each image of x_{part}")
-        parts.append((_channels_first(images, f"{path}: x_{part}"), labels.astype(np.int64)))
+        parts.append((channels_first(images, f"{path}: x_{part}"), labels.astype(np.int64)))
     labels = np.concatenate([parts[0][1], parts[1][1]])
     if not len(parts[0][1]) or labels.min() < 0:
         raise InputError(f"{path}: y_train and y_test should count classes from 0, and there should be images")
@@ -230,24 +252,10 @@ def _from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
         raise InputError(
             f"{path}: labels go up to {count - 1:,}, more than there are images; number the classes from 0"
         )
-    names = [str(name) for name in arrays["names"]] if "names" in arrays else [str(k) for k in range(count)]
+    names = [shown(str(name)) for name in arrays.get("names", np.arange(count)).ravel()]
     if len(names) < count:
         raise InputError(f"{path}: names has {len(names)} entries, but labels go up to {count - 1}; name every class")
     return Dataset(_samples(*parts[0]), _samples(*parts[1]), names)
-
-
-def _channels_first(images: np.ndarray, where: str) -> np.ndarray:
-    if 0 in images.shape[1:]:
-        raise InputError(f"{where} has shape {list(images.shape)}; images should have at least one pixel")
-    if images.ndim == 3:
-        return images[:, None]
-    if images.ndim == 4 and images.shape[3] in (1, 3):
-        return images.transpose(0, 3, 1, 2)
-    if images.ndim == 4 and images.shape[1] in (1, 3):
-        return images
-    raise InputError(
-        f"{where} has shape {list(images.shape)}; expected (N, H, W), (N, H, W, C) or (N, C, H, W), C 1 or 3"
-    )
 
 
 def _hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
