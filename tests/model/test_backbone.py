@@ -1,8 +1,10 @@
 """Backbones from Hugging Face folders equal transformers' own; whatever cannot be loaded is told in one line."""
 
+import json
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from transformers import (
     ViTModel,
 )
 
+from fedsieve import memory
 from fedsieve.errors import InputError
 from fedsieve.model.backbone import HuggingFaceBackbone, describe, from_description, load_backbone
 from fedsieve.model.checkpoint import fill
@@ -290,6 +293,87 @@ def test_a_model_of_which_a_part_is_missing_is_refused(tmp_path: Path) -> None:
     del tensors["encoder.stages.1.layers.0.layer.0.convolution.weight"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     assert "encoder.stages.1.layers.0.layer.0.convolution.weight" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ({"pos_embed": torch.tensor(1.0)}, "misshapen"),
+        ({"blocks.0.mlp.fc1.weight": torch.tensor(1.0)}, "misshapen"),
+        ({"register_tokens": torch.tensor(1.0)}, "misshapen"),
+        ({"pos_embed": torch.zeros(1, 0, 64)}, "pos_embed has shape"),
+        ({"pos_embed": torch.zeros(1, 1, 64)}, "pos_embed has shape"),
+        ({"patch_embed.proj.weight": torch.zeros(64, 3, 0, 0)}, "patch size 0"),
+        ({"patch_embed.proj.weight": torch.zeros(0, 3, 8, 8), "pos_embed": torch.zeros(1, 17, 0)}, "width 0"),
+        ({"blocks.99999999.norm1.bias": torch.zeros(64)}, "it has 3 up to number 99999999"),
+        ({f"blocks.{k}.x": torch.zeros(1) for k in range(5000)}, "at most 1,000, and it has 5,000"),
+        ({"norm.bias": torch.zeros(64).to_sparse()}, "norm.bias does not store each of its numbers"),
+        ({"norm.bias": torch.zeros(64, device="meta")}, "norm.bias does not store"),
+        ({"norm.bias": torch.zeros(64, dtype=torch.complex64)}, "norm.bias does not store"),
+        ({"pos_embed": torch.zeros(1).expand(1, 1 + 10**12, 64)}, "pos_embed does not store"),
+        ({"norm.bias": torch.full((64,), float("nan"))}, "norm.bias has numbers that are not finite"),
+        (
+            {"cls_token": torch.full((1, 1, 64), 1e300, dtype=torch.float64)},
+            "cls_token has numbers that are not finite",
+        ),
+    ],
+)
+def test_a_hostile_checkpoint_is_refused_at_once(good: Tensors, spoilt: Tensors, message: str, tmp_path: Path) -> None:
+    torch.save(good | spoilt, tmp_path / "file.pth")
+    said = refusal(tmp_path / "file.pth")
+    assert message in said and len(said) < 600
+
+
+def test_weights_and_patches_beyond_memory_are_refused(
+    good: Tensors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.pth"
+    torch.save(good, path)
+    stored = sum(tensor.numel() for tensor in good.values()) * 4
+    assert "at most 4096" in refusal(path, 4104)
+    monkeypatch.setattr(memory, "machine_memory", lambda: stored + 10**5)
+    load_backbone(str(path), 32)
+    assert "for images of 512 pixels does not fit into memory" in refusal(path, 512)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("file/data/bomb", bytes(10**7))
+    assert "file.pth does not fit into memory" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], "holds no settings in braces"),
+        ("[" * 10**5, "no readable config.json"),
+        ({"num_attention_heads": 0}, "num_attention_heads is 0; expected a whole number from 1 to 64"),
+        ({"num_attention_heads": "2"}, "num_attention_heads is 2"),
+        ({"layer_norm_eps": None}, "layer_norm_eps is None"),
+        ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
+        ({"hidden_act": "relu", "num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; use at most 1,000"),
+    ],
+)
+def test_a_wrong_config_is_refused(change: Any, message: str, tmp_path: Path) -> None:
+    NETWORKS["vit"](64, 2).save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    text = json.dumps(json.loads(config.read_text()) | change if isinstance(change, dict) else change)
+    config.write_text(change if isinstance(change, str) else text)
+    assert message in refusal(tmp_path)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "no regular file" in refusal(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    os.mkfifo(tmp_path / "model.safetensors")
+    assert "no regular file" in refusal(tmp_path)
+
+
+def test_weights_of_any_other_model_have_to_be_finite(tmp_path: Path) -> None:
+    resnet(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["embedder.embedder.convolution.weight"][0] = float("inf")
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    assert "embedder.embedder.convolution.weight has numbers that are not finite" in refusal(tmp_path)
 
 
 def test_heads_that_do_not_divide_the_width_are_refused(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from fedsieve.config import Positions
 from fedsieve.errors import InputError
 from fedsieve.model.checkpoint import (
+    MOST_BLOCKS,
+    check_finite,
     check_image_size,
     read_hugging_face_config,
     read_tensors,
@@ -81,6 +83,7 @@ def _from_folder(folder: Path, image_size: int, positions: Positions) -> Backbon
             raise InputError(
                 f"model.positions: {positions} is for ViT, DINO and DINOv2; {folder} is none, use hugging_face"
             )
+        _check_depth(config, str(folder))
         return _from_transformers(folder, image_size)
     files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
@@ -90,12 +93,25 @@ def _from_folder(folder: Path, image_size: int, positions: Positions) -> Backbon
     return vit_from_tensors(tensors, shape, image_size, str(folder), positions)
 
 
+def _check_depth(config: dict[str, Any], source: str) -> None:
+    """A number of layers that would take minutes to build before transformers sees that the weights do not fit."""
+    for key, value in config.items():
+        if isinstance(value, dict):  # of a model's part
+            _check_depth(value, source)
+        elif "layer" in key or "depth" in key:
+            numbers = value if isinstance(value, list) else [value]
+            if any(isinstance(number, int | float) and number > MOST_BLOCKS for number in numbers):
+                raise InputError(f"{source}: in config.json {key} is {str(value)[:60]}; use at most {MOST_BLOCKS:,}")
+
+
 def _from_transformers(folder: Path, image_size: int) -> HuggingFaceBackbone:
     from transformers import AutoModel
 
     try:
         with quiet_transformers():
-            network, info = AutoModel.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+            network, info = AutoModel.from_pretrained(
+                folder, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
+            )
     except Exception as error:  # a folder can be wrong in many ways
         raise InputError(f"{folder} is no vision model that transformers can load ({_first_line(error)})") from None
     if missing := sorted(info["missing_keys"]):  # transformers would go on with random numbers
@@ -105,8 +121,9 @@ def _from_transformers(folder: Path, image_size: int) -> HuggingFaceBackbone:
 
 def _wrapped(network: nn.Module, image_size: int, source: str) -> HuggingFaceBackbone:
     patch_size: Any = getattr(network.config, "patch_size", None)
-    if isinstance(patch_size, int):
+    if isinstance(patch_size, int) and patch_size > 0:
         check_image_size(image_size, patch_size)
+    check_finite(network, source)
     network.eval()
     try:
         with torch.no_grad():
