@@ -1,6 +1,7 @@
 """Experiment files: what they may say, and one clear line for whatever they may not."""
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 
 from fedsieve import memory
 from fedsieve.config import DataSettings, Experiment, Settings
-from fedsieve.data.load import Samples, load
+from fedsieve.data.load import Samples
+from fedsieve.data.load import load as load_data
 from fedsieve.data.transform import Transform
 from fedsieve.errors import InputError
 from fedsieve.experiment_file import experiment_name, load_experiment, parse_experiment
-from fedsieve.sweep.file import Sweep
+from fedsieve.sweep.file import Sweep, load_sweep
 
 FILE = """\
 seed: 1
@@ -147,6 +149,46 @@ def test_overrides() -> None:
     assert "this is not YAML" in error_of(FILE, "seed=\x07")
 
 
+def test_overrides_name_a_phase_by_number_or_name() -> None:
+    text = FILE + "  - {name: edit, train: all, rounds: 2, local: {steps: 1, lr: 0.1}}\n"
+    changed = parse_experiment(text, "f", ["phases.edit.rounds=5", "phases.head.local.lr=0.5"])
+    assert [phase.rounds for phase in changed.phases] == [3, 5] and changed.phases[0].local.lr == 0.5
+    assert changed == parse_experiment(text, "f", ["phases.1.rounds=5", "phases.0.local.lr=0.5"])
+    assert "there is no entry edti in the list; use 0 to 1, or a name: head, edit" in error_of(text, "phases.edti.x=5")
+
+
+def test_what_people_write_is_understood() -> None:
+    assert parse_experiment(FILE, "f", ["device=gpu"]).device == "cuda"
+    assert parse_experiment(FILE, "f", ["track=wandb"]).track == ("wandb",)
+    assert "track is 'wand'; use tensorboard or wandb or mlflow; did you mean 'wandb'?" in error_of(FILE, "track=wand")
+
+
+@pytest.mark.parametrize(("sparsity", "meant"), [("90", "0.9"), ("99.5", "0.995"), ("2", "0.02")])
+def test_a_percentage_is_no_sparsity(sparsity: str, meant: str) -> None:
+    said = error_of(FILE, f"phases.0.mask.sparsity={sparsity}")
+    assert f"phases.0.mask.sparsity: {sparsity} is no fraction below 1; did you mean {meant}?" in said
+    for all_of_it in ("1", "100"):
+        assert "it should be less than 1" in error_of(FILE, f"phases.0.mask.sparsity={all_of_it}")
+
+
+def test_a_sweep_is_no_experiment() -> None:
+    said = error_of("experiment: digits-iid\narms: {clients.count: [5, 10]}", "phases.0.rounds=3")
+    assert said == "my.yaml is a sweep file, not an experiment; use `fedsieve sweep my.yaml`"
+    with pytest.raises(InputError, match="use `fedsieve sweep 002-fixed-budget`"):
+        load_experiment("002-fixed-budget")
+
+
+def test_a_misspelt_file_finds_its_neighbour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.yaml", "sub/other.yml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(FILE)
+    for name, meant in (("min.yaml", "mine.yaml"), ("mine", "mine.yaml"), ("sub/othr.yml", "sub/other.yml")):
+        for load in (load_experiment, load_sweep):
+            with pytest.raises(InputError, match=re.escape(f"'{name}' is neither a file") + f".*mean '{meant}'"):
+                load(name)
+
+
 def test_the_last_override_wins() -> None:
     assert parse_experiment(FILE, "f", ["seed=5", "seed=6"]).seed == 6
 
@@ -231,7 +273,7 @@ def test_numbers_beyond_reason_are_refused(override: str) -> None:
 
 
 def test_images_that_memory_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = load(DataSettings(name="digits"))
+    data = load_data(DataSettings(name="digits"))
     Transform(DataSettings(image_size=4096), Samples(data.train.images[:1], data.train.labels[:1]))
     monkeypatch.setattr(memory, "machine_memory", lambda: 16 * 10**9)
     with pytest.raises(InputError, match=r"data.image_size 4096 .* 40.3 GB, and this machine has 16.0 GB"):

@@ -57,6 +57,13 @@ def _with_defaults(*names: str) -> BeforeValidator:
     return BeforeValidator(lambda value: {value: {}} if isinstance(value, str) and value in names else value)
 
 
+def _alias(name: str, meant: str) -> BeforeValidator:
+    return BeforeValidator(lambda value: meant if value == name else value)
+
+
+_one_is_a_list = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+
+
 def _option(value: Any) -> str:
     """Which variant is meant by `linear`, `{mlp: {hidden: 512}}` or a model made from it."""
     if isinstance(value, dict):
@@ -367,6 +374,13 @@ class MaskSettings(Settings):
     rescale: bool = False
     momentum: Literal["reset", "carry", "leak"] = "reset"
 
+    @field_validator("sparsity", mode="before")
+    @classmethod
+    def _is_no_percentage(cls, sparsity: Any) -> Any:
+        if type(sparsity) in (int, float) and 1 < sparsity < 100:
+            raise ValueError(f"{sparsity} is no fraction below 1; did you mean {sparsity / 100:g}?")
+        return sparsity
+
     @field_validator("rule")
     @classmethod
     def _is_known(cls, rule: str) -> str:
@@ -479,7 +493,7 @@ class Experiment(Settings):
     """The whole file."""
 
     seed: int = Field(42, ge=0, lt=2**63)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], _alias("gpu", "cuda")] = "auto"
     workers: Processes | Literal["auto"] = "auto"  # processes that run clients; changes no result
     threads: Processes | Literal["auto"] = "auto"  # of each of them; the last bits of results depend on it
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -491,7 +505,7 @@ class Experiment(Settings):
     wire: WireSettings = WireSettings()
     analyze: AnalyzeSettings = AnalyzeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
-    track: Annotated[tuple[Tracker, ...], FromList] = ()
+    track: Annotated[tuple[Tracker, ...], FromList, _one_is_a_list] = ()
     expect: ExpectSettings | None = None
 
     @field_validator("workers", "threads", mode="before")

@@ -8,28 +8,14 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from fedsieve.config import Experiment, Settings
 from fedsieve.errors import InputError
+from fedsieve.yaml_text import LONGEST, Location, cut, read_yaml
 
 Parsed = TypeVar("Parsed", bound=Settings)
-Location = tuple[str | int, ...]  # of a value in the file, such as ("phases", 0, "rounds")
-LONGEST = 1_000_000  # characters of a file
-LONGEST_NUMBER = 100  # characters
-MOST = 100_000  # values in it, each counted as often as aliases repeat it
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's numbers: `1e-4` is one, which PyYAML takes for text."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)$"),
-    list("-+.0123456789"),
-)
+SWEEP_KEYS = {"experiment", "arms", "search"}  # that only sweep files have
 
 
 def preset_names() -> list[str]:
@@ -64,8 +50,10 @@ def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experim
     if (text := file_text(name_or_file)) is not None:
         return parse_experiment(text, str(Path(name_or_file).expanduser()), overrides)
     if name_or_file not in preset_names():
+        if (resources.files("fedsieve") / "presets" / "sweeps" / f"{name_or_file}.yaml").is_file():
+            raise InputError(f"'{name_or_file}' is a sweep, not an experiment; use `fedsieve sweep {name_or_file}`")
         own = [name for name in preset_names() if report_of(name) is None]  # those of reports would fill a page
-        hint = _nearest(name_or_file, preset_names())
+        hint = nearest(name_or_file, [*files_beside(name_or_file), *preset_names()])
         hint = hint or f"; the presets are {', '.join(own)}, and those of reports that `fedsieve presets` lists"
         raise InputError(f"'{name_or_file}' is neither a file nor a preset{hint}")
     return parse_experiment(preset_text(name_or_file), f"preset {name_or_file}", overrides)
@@ -81,7 +69,7 @@ def file_text(name: str | Path) -> str | None:
             raise ValueError(f"it has more than {LONGEST:,} bytes")
         return path.read_text()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"'{_cut(str(name))}' cannot be read as text ({error}); give a YAML file") from None
+        raise InputError(f"'{cut(str(name))}' cannot be read as text ({error}); give a YAML file") from None
 
 
 def parse_experiment(text: str, source: str = "experiment", overrides: Sequence[str] = ()) -> Experiment:
@@ -110,7 +98,9 @@ def parse(
 ) -> Parsed:
     """YAML text as checked settings of some kind; what is wrong with it is told with its line."""
     places: dict[Location, str] = {}
-    data = _read_yaml(text, source, places)
+    data = read_yaml(text, source, places)
+    if kind is Experiment and data.keys() & SWEEP_KEYS:
+        raise InputError(f"{source} is a sweep file, not an experiment; use `fedsieve sweep {source}`")
     translate(data)
     for override in overrides:
         _apply(data, override, places)
@@ -120,77 +110,12 @@ def parse(
         raise InputError(_explain(error, data, places)) from None
 
 
-def _read_yaml(text: str, source: str, places: dict[Location, str]) -> dict[str, Any]:
-    if len(text) > LONGEST:
-        raise InputError(f"{source} has {len(text):,} characters; use at most {LONGEST:,}")
-    try:
-        loader = _Loader(text)
-        root = loader.get_single_node()
-        if root is None:
-            return {}
-        if not isinstance(root, yaml.MappingNode):
-            raise InputError(f"{source} holds no settings; expected lines such as 'seed: 42'")
-        return _value(loader, root, (), source, places)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise InputError(f"{source}{line}: this is not YAML ({reason})") from None
-    except ValueError as error:  # of a number or a date that there is not, such as 2026-13-32
-        raise InputError(f"{source}: this is not YAML ({error})") from None
-    except RecursionError:
-        raise InputError(f"{source} refers to itself or is nested too deeply; write it out plainly") from None
-
-
-def _value(loader: yaml.SafeLoader, node: yaml.Node, path: Location, source: str, places: dict[Location, str]) -> Any:
-    """A YAML node's value; notes on the way the line at which each key stands."""
-    if isinstance(node, yaml.MappingNode):
-        result: dict[str, Any] = {}
-        for key_node, value_node in node.value:
-            place = f"{source}, line {key_node.start_mark.line + 1}"
-            key = str(_scalar(loader, key_node, place))
-            if key in result:
-                raise InputError(f"{place}: '{key}' is given twice; keep one of them")
-            _note(places, (*path, key), place)
-            result[key] = _value(loader, value_node, (*path, key), source, places)
-        return result
-    if isinstance(node, yaml.SequenceNode):
-        items = []
-        for index, item in enumerate(node.value):
-            _note(places, (*path, index), f"{source}, line {item.start_mark.line + 1}")
-            items.append(_value(loader, item, (*path, index), source, places))
-        return items
-    return _scalar(loader, node, places.get(path, source))
-
-
-def _scalar(loader: yaml.SafeLoader, node: yaml.Node, place: str) -> str | int | float | bool | None:
-    if not isinstance(node, yaml.ScalarNode):
-        raise InputError(f"{place}: a key is a list or a group; expected one word")
-    kind = KINDS.get(node.tag.rpartition(":")[2], "text")
-    try:
-        if kind != "text" and len(node.value) > LONGEST_NUMBER:
-            raise ValueError
-        value = loader.construct_object(node)
-        str(value).encode()  # half of a surrogate pair, "\\ud800", is no text
-    except (ValueError, LookupError, AttributeError):  # PyYAML on `!!int ''`, `!!bool abc` and `!!timestamp abc`
-        hint = "use characters that UTF-8 has" if kind == "text" else "put it in quotes if it is text"
-        raise InputError(f"{place}: {_cut(ascii(node.value))} is no valid {kind}; {hint}") from None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def _note(places: dict[Location, str], path: Location, place: str) -> None:
-    """Write down where a value stands; so many that only aliases of aliases can make them are refused."""
-    if len(places) >= MOST:
-        raise InputError(f"{place}: there are more than {MOST:,} values, counting those that aliases repeat")
-    places[path] = place
-
-
 def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> None:
-    """Set one dotted key, such as `phases.0.rounds=5`; the value is YAML."""
+    """Set one dotted key, such as `phases.0.rounds=5` or `phases.head.rounds=5`; the value is YAML."""
     key, sign, text = override.partition("=")
     if not sign or not key.strip():
-        raise InputError(f"'{_cut(override)}' is no override; write key=value, such as clients.count=20")
-    place = f"override '{_cut(override)}'"
+        raise InputError(f"'{cut(override)}' is no override; write key=value, such as clients.count=20")
+    place = f"override '{cut(override)}'"
     value = parse_value(text, place)
     *parents, last = key.strip().split(".")
     holder: Any = data
@@ -211,7 +136,7 @@ def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> 
 
 def parse_value(text: str, source: str) -> Any:
     """What stands behind `key=`, as YAML."""
-    return _read_yaml(f"value: {text}", source, {})["value"]
+    return read_yaml(f"value: {text}", source, {})["value"]
 
 
 def _index(holder: Any, part: str, override: str) -> str | int:
@@ -219,19 +144,30 @@ def _index(holder: Any, part: str, override: str) -> str | int:
         return part
     if not isinstance(holder, list):
         raise InputError(
-            f"'{_cut(override)}': there is nothing to set '{_cut(part)}' in; give the group it belongs to first"
+            f"'{cut(override)}': there is nothing to set '{cut(part)}' in; give the group it belongs to first"
         )
-    if not part.isdecimal() or int(part) >= len(holder):
-        raise InputError(f"'{_cut(override)}': there is no entry {_cut(part)} in the list; use 0 to {len(holder) - 1}")
-    return int(part)
+    if part.isdecimal() and int(part) < len(holder):
+        return int(part)
+    names = [entry.get("name") for entry in holder if isinstance(entry, dict)]
+    if part in names:
+        return names.index(part)
+    known = ", or a name: " + ", ".join(map(str, names)) if any(names) else ""
+    wrong = f"'{cut(override)}': there is no entry {cut(part)} in the list"
+    raise InputError(f"{wrong}; use 0 to {len(holder) - 1}{known}")
 
 
-def _nearest(word: str, valid: Iterable[str]) -> str:
+def files_beside(name: str) -> list[str]:
+    """The YAML files in the folder where a file of this name would be."""
+    folder = Path(name).expanduser().parent
+    return sorted(str(folder / file.name) for file in folder.glob("*.y*ml")) if folder.is_dir() else []
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """A question after the word that may have been meant, if one is close."""
     close = difflib.get_close_matches(word, list(valid), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
-KINDS = {"int": "whole number", "float": "number", "bool": "true or false", "timestamp": "date"}  # by YAML's tags
 EXPECTED = {
     "int_type": "expected a whole number",
     "int_from_float": "expected a whole number",
@@ -253,6 +189,8 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
     path: Location = ()
     value = data
     for part in problem["loc"]:  # it also names variants of a choice, which are no keys of the file: skip those
+        if isinstance(value, str):  # one word that stands for a list or a group
+            break
         try:
             value = value[part]
         except (KeyError, IndexError, TypeError):
@@ -264,15 +202,15 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
     if kind == "unknown_key":
         name, valid = context["key"], context["valid"]
         path = (*path, name)
-        hint = _nearest(name, valid) or f"; the keys there are {', '.join(valid)}"
-        text = f"unknown key '{_cut(name)}' {f'in {key}' if key else 'at the top level'}{hint}"
+        hint = nearest(name, valid) or f"; the keys there are {', '.join(valid)}"
+        text = f"unknown key '{cut(name)}' {f'in {key}' if key else 'at the top level'}{hint}"
     elif kind == "missing":
         text = f"{key or 'the experiment'} needs a value for '{problem['loc'][-1]}'"
     elif kind in ("literal_error", "union_tag_invalid", "union_tag_not_found"):
         expected = context.get("expected") or context.get("expected_tags") or "kind: iid, classes, dirichlet or flwr"
         shown = context.get("tag", value)
         valid = re.findall(r"'([^']+)'", expected) or [expected]
-        text = f"{key} is {_cut(repr(shown))}; use {' or '.join(valid)}{_nearest(str(shown), valid)}"
+        text = f"{key} is {cut(repr(shown))}; use {' or '.join(valid)}{nearest(str(shown), valid)}"
     elif kind == "value_error":
         text = f"{key}: {context['error']}" if key else str(context["error"])
     else:
@@ -284,8 +222,4 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
 
 
 def _short(value: Any) -> str:
-    return _cut(json.dumps(value))
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
+    return cut(json.dumps(value))

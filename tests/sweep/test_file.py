@@ -50,6 +50,15 @@ def test_overrides_are_of_the_experiment(tmp_path: Path) -> None:
     assert {sweep.experiment_at(point).phases[0].rounds for point in sweep.arm_points()} == {3}
 
 
+def test_phases_may_be_named(tmp_path: Path) -> None:
+    sweep = load_sweep(
+        written(tmp_path, set={"phases.all.rounds": 7}, arms={"phases.head.rounds": [1, 2]}),
+        ["phases.all.local.lr=0.5"],
+    )
+    runs = [sweep.experiment_at(point).phases for point in sweep.arm_points()]
+    assert [(head.rounds, both.rounds, both.local.lr) for head, both in runs] == [(1, 7, 0.5), (2, 7, 0.5)]
+
+
 def climbed(sweep: Sweep, height: Callable[[dict], float]) -> list[tuple[dict, float]]:
     """All that a climb tries, and what it finds there."""
     known: list[tuple[dict, float]] = []
@@ -104,6 +113,8 @@ def test_a_fixed_budget_keeps_the_number_of_steps() -> None:
         ({"arms": {"phases.0.local.lrr": [1.0]}}, ["lrr", "did you mean 'lr'"]),
         ({"search": {"clients.cuont": [1, 2]}}, ["cuont", "did you mean 'count'"]),
         ({"search": {"phases.7.rounds": [1, 2]}}, ["no entry 7"]),
+        ({"search": {"phases.hed.rounds": [1, 2]}}, ["no entry hed in the list; use 0 to 1, or a name: head, all"]),
+        ({"set": {"phases.0.rounds": 3}, "arms": {"phases.head.rounds": [1, 2]}}, ["are the same setting"]),
         ({"search": {"phases.0.local.lr": {"low": 0.1, "high": 1.0}}}, ["trials"]),
         ({"search": {"phases.0.local.lr": {"low": 1.0, "high": 0.1}}, "trials": 3}, ["low 1.0 is not below high 0.1"]),
         ({"search": {"phases.0.local.lr": {"low": 0.0, "high": 0.1, "log": True}}, "trials": 3}, ["above 0"]),

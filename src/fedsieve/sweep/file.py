@@ -18,7 +18,7 @@ from pydantic import Discriminator, Field, Tag, ValidationError, field_validator
 
 from fedsieve.config import Experiment, Repeats, Settings
 from fedsieve.errors import InputError
-from fedsieve.experiment_file import file_text, load_experiment, parse, parse_value
+from fedsieve.experiment_file import file_text, files_beside, load_experiment, nearest, parse, parse_value
 
 Point = dict[str, Any]  # dotted keys of the experiment and their values
 Number = Annotated[int, Field(ge=-(10**18), le=10**18)] | Annotated[float, Field(ge=-1e30, le=1e30)]
@@ -238,8 +238,9 @@ def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
     elif name_or_file in sweep_names():
         sweep = parse(Sweep, sweep_text(name_or_file), f"sweep {name_or_file}")
     else:
-        known = ", ".join(sweep_names())
-        raise InputError(f"'{name_or_file}' is neither a file nor a sweep that comes with fedsieve; those are {known}")
+        hint = nearest(name_or_file, [*files_beside(name_or_file), *sweep_names()])
+        hint = hint or f"; those are {', '.join(sweep_names())}"
+        raise InputError(f"'{name_or_file}' is neither a file nor a sweep that comes with fedsieve{hint}")
     given = {}
     for override in overrides:
         key, sign, text = override.partition("=")
@@ -251,5 +252,18 @@ def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
     except ValidationError as error:  # an override may stand in the way of what is varied
         reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise InputError(f"{', '.join(overrides)}: {reason}") from None
-    sweep.experiments()
+    _refuse_double_phases(sweep, [phase.name for phase in sweep.experiments()[0].phases])
     return sweep
+
+
+def _refuse_double_phases(sweep: Sweep, names: Sequence[str]) -> None:
+    """A phase may be given by its number or its name, but not the same setting by both."""
+    keys = [*sweep.set, *(name for key in (*sweep.arms, *sweep.search) for name in _names(key))]
+    seen: dict[str, str] = {}
+    for key in keys:
+        first, *rest = key.split(".")
+        if first == "phases" and rest and rest[0] in names:
+            rest[0] = str(names.index(rest[0]))
+        same = seen.setdefault(".".join((first, *rest)), key)
+        if same != key:
+            raise InputError(f"'{same}' and '{key}' are the same setting; keep one of them")
