@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from fedsieve import __version__
 from fedsieve.config import Experiment
 from fedsieve.model.backbone import load_backbone
 from fedsieve.sieve.mask import Mask
@@ -69,6 +70,12 @@ def test_presets_and_show(fedsieve: Callable) -> None:
     assert code == 2 and said == "error: no preset begins with '005'; `fedsieve presets` lists them all\n"
     code, printed, _ = fedsieve("show", "digits-iid", "seed=5")
     assert code == 0 and printed.startswith("seed: 5\n") and "optimizer_state: reset" in printed
+
+
+def test_the_bare_program_prints_help_and_its_version(fedsieve: Callable) -> None:
+    code, printed, said = fedsieve()
+    assert code == 0 and not said and "Usage: fedsieve" in printed and "reproduce" in printed
+    assert fedsieve("--version") == (0, f"fedsieve {__version__}\n", "")
 
 
 def test_what_a_run_says_of_its_clients(fedsieve: Callable, file: Path) -> None:

@@ -2,10 +2,11 @@
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+from fedsieve import __version__
 from fedsieve.cli import compare, pages, reproduce, run, show, sweep
 from fedsieve.cli.cache import cache_app
 from fedsieve.cli.mask import mask_app
@@ -16,6 +17,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback(invoke_without_command=True)
+def program(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """What stands before a command: nothing at all prints the help."""
+    if version:
+        print(f"fedsieve {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), end="")
+
+
 for command in (
     run.run,
     sweep.sweep,
