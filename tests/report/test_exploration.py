@@ -3,13 +3,14 @@
 import base64
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedsieve.config import DataSettings
 from fedsieve.data.load import Samples, load
@@ -58,10 +59,40 @@ def test_data_is_named_by_itself_or_by_an_experiment(images: Path) -> None:
 
 def test_the_command_writes_a_page(fedsieve: Callable, images: Path) -> None:
     code, printed, _ = fedsieve("explore", "npz", "--path", str(images), "--out", "page.html")
-    assert code == 0 and "240 training and 60 test images of 4 classes" in printed
+    assert code == 0 and "240 training and 60 test images of 4 classes, 16 x 16 pixels;" in printed
     assert Path("page.html").read_text().startswith("<!doctype html>")
     code, printed, _ = fedsieve("explore", "npz", "--path", str(images), "--json")
     assert json.loads(printed)["train"] == [60] * 4 and not Path("explore.html").exists()
+
+
+def test_a_folder_or_file_is_named_by_its_path(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "cifar-100-python").mkdir()
+    for name in ("train", "meta"):
+        (tmp_path / "cifar-100-python" / name).touch()
+    for place, name in (
+        (tmp_path / "pictures", "folder"),
+        (tmp_path / "cifar-100-python", "cifar100"),
+        (images, "npz"),
+    ):
+        assert (found := data_settings(str(place), None)).name == name and found.path == str(place)
+
+
+def test_a_folder_of_images_with_their_true_sizes(fedsieve: Callable, tmp_path: Path) -> None:
+    root = tmp_path / os.fsdecode(b"my\xffpictures")
+    for part, sizes in (("train", [(30, 20), (50, 25)]), ("test", [(40, 10)])):
+        for name in ("cat", "dog", ".hidden"):
+            (root / part / name).mkdir(parents=True)
+            for number, size in enumerate(sizes * 2):
+                Image.new("RGB", size if name != ".hidden" else (999, 999)).save(root / part / name / f"{number}.png")
+    upright = Image.Exif()
+    upright[ExifTags.Base.Orientation] = 6  # stored on its side: 60 wide and 35 high in the file
+    Image.new("RGB", (60, 35)).save(root / "train" / "cat" / "camera.jpg", exif=upright)
+    code, printed, _ = fedsieve("explore", str(root), "--out", "page.html")
+    assert code == 0 and "9 training and 4 test images of 2 classes, 30 to 50 x 10 to 60 pixels;" in printed
+    assert "folder my\\\\xffpictures: what is in it" in Path("page.html").read_text()
+    found = json.loads(fedsieve("explore", str(root), "--json")[1])
+    assert found["sizes"] == {"smallest": [30, 10], "largest": [50, 60]} and found["shape"] == [3, 64, 64]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +100,7 @@ def test_the_command_writes_a_page(fedsieve: Callable, images: Path) -> None:
     [
         (["nothing"], "'nothing' is neither a file nor a preset"),
         (["npz"], "--path"),
+        (["."], "has no folder train"),
         (["npz", "--path", "absent.npz"], "absent.npz does not exist"),
         (["digits", "--reference", "-1"], "--reference -1"),
         (["digits", "--out", "/dev/null/page.html"], "cannot be written"),

@@ -48,7 +48,10 @@ def report(
 
 def explore(
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="digits, cifar100, folder, npz; or an experiment, for its data.")
+        str,
+        typer.Argument(
+            metavar="DATA", help="A folder of images, an npz file, digits, cifar100; or an experiment, for its data."
+        ),
     ],
     path: Annotated[str | None, typer.Option(metavar="PATH", help="Where the data lies, as data.path says.")] = None,
     out: Annotated[
@@ -65,13 +68,14 @@ def explore(
 
     With --json the page's figures are printed, and the page is written only if --out says where.
     """
-    from fedsieve.data.load import load
+    from fedsieve.data.explore import sizes_in_files
+    from fedsieve.data.load import load, shown
     from fedsieve.report.exploration import data_settings, exploration, figures
     from fedsieve.report.page import page, write_file
 
     settings = data_settings(data, path)
-    name = " ".join(filter(None, [settings.name, settings.path and Path(settings.path).name]))
-    found = exploration(load(settings), name, seed, reference)
+    name = " ".join(filter(None, [settings.name, settings.path and shown(Path(settings.path).resolve().name)]))
+    found = exploration(load(settings), name, seed, reference, sizes_in_files(settings))
     file = out or Path("explore.html")
     if not as_json or out is not None:
         write_file(file, page(found["title"], "explore", found))
@@ -79,9 +83,11 @@ def explore(
         print(json.dumps(figures(found)))
         return
     terminal, outliers = console(), found["outliers"]
+    ends = list(found["sizes"].values()) if found["sizes"] else [found["shape"][:0:-1]] * 2
+    sizes = " x ".join(f"{least}" if least == most else f"{least} to {most}" for least, most in zip(*ends, strict=True))
     terminal.print(
-        f"{sum(found['train']):,} training and {sum(found['test']):,} test images of {len(found['classes'])} classes; "
-        f"{outliers['count']:,} training images have a mean colour out of line",
+        f"{sum(found['train']):,} training and {sum(found['test']):,} test images of {len(found['classes'])} classes, "
+        f"{sizes} pixels; {outliers['count']:,} training images have a mean colour out of line",
         soft_wrap=True,
     )
     terminal.print(f"written to {file}", soft_wrap=True)

@@ -5,10 +5,12 @@ take a few seconds and no more memory than themselves. Distances are Euclidean, 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from fedsieve.data.load import Samples
+from fedsieve.config import DataSettings
+from fedsieve.data.load import Samples, class_names, image_files
 
 AT_A_TIME = 1 << 24  # numbers that are held as floats
 CONFIDENCE = 0.975  # of the chi-squared threshold
@@ -23,6 +25,24 @@ class Outliers:
     degrees: np.ndarray  # of freedom of each class: the rank of its covariance
     thresholds: np.ndarray  # of each class, of distances; infinite without any freedom
     positions: np.ndarray  # of the images that are out of line, the farthest beyond its threshold first
+
+
+def sizes_in_files(settings: DataSettings) -> np.ndarray | None:
+    """(images, 2): width and height of a folder's images as they lie there; None for data that is stored as it is.
+
+    Only the beginning of each file is read. Images that a camera held upright are turned, as `load` does.
+    """
+    from PIL import ExifTags, Image
+
+    if settings.name != "folder":
+        return None
+    parts = [part for name in ("train", "test") if (part := Path(settings.path or "") / name).is_dir()]
+    sizes = []
+    for path in (path for part in parts for name in class_names(part) for path in image_files(part / name)):
+        with Image.open(path) as image:
+            on_its_side = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+            sizes.append(image.size[::-1] if on_its_side else image.size)
+    return np.array(sizes)
 
 
 def distances_to(samples: Samples, reference: int) -> np.ndarray:

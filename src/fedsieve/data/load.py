@@ -147,13 +147,13 @@ def load_folder(settings: DataSettings) -> Dataset:
     root = Path(settings.path or "")
     if not (root / "train").is_dir():
         raise InputError(f"data.path: {root} has no folder train; expected train/CLASS/*.png or *.jpg")
-    names = sorted(entry.name for entry in (root / "train").iterdir() if _is_class(entry))
+    names = class_names(root / "train")
     if len(names) < 2:
         raise InputError(f"{root / 'train'} has {len(names)} class folders; expected at least two, one for each class")
     classes = [shown(name) for name in names]
     train = _read_images(root / "train", names, settings)
     if (root / "test").is_dir():
-        extra = {entry.name for entry in (root / "test").iterdir() if _is_class(entry)} - set(names)
+        extra = set(class_names(root / "test")) - set(names)
         if extra:
             raise InputError(f"{root / 'test' / min(extra)} is a class that {root / 'train'} does not have; remove it")
         return Dataset(train, _read_images(root / "test", names, settings), classes)
@@ -168,14 +168,18 @@ def shown(name: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: f"\\x{ord(found[0]) % 256:02x}", name)
 
 
-def _is_class(entry: Path) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
+def class_names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def image_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("[!.]*") if path.suffix.lower() in IMAGE_ENDINGS)
 
 
 def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Samples:
     paths: list[tuple[Path, int]] = []
     for label, name in enumerate(names):
-        found = sorted(path for path in (root / name).rglob("[!.]*") if path.suffix.lower() in IMAGE_ENDINGS)
+        found = image_files(root / name)
         if not found and root.name == "train":
             raise InputError(f"{root / name} holds no .png or .jpg image; add some or remove the folder")
         paths += [(path, label) for path in found]

@@ -4,6 +4,8 @@ import base64
 import io
 import json
 from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,16 +23,34 @@ SIDE = 96  # pixels of a larger image's thumbnail
 
 
 def data_settings(data: str, path: str | None) -> DataSettings:
-    """The data set with this name, or that of the experiment (a preset or a file) with this name."""
+    """The data set with this name or at this place, or that of the experiment (a preset or a file) with this name."""
+    if data not in LOADERS and path is None and (kind := _kind_of_data_at(data)):
+        data, path = kind, data
     if data not in LOADERS:
         return load_experiment(data, [f"data.path={json.dumps(path)}"] if path else []).resolved().data
     if path is None and data in ("folder", "npz"):
         raise InputError(f"{data}: where does it lie? Add --path PATH")
-    return DataSettings.model_validate({"name": data, "path": path})
+    return DataSettings.model_validate({"name": data, "path": path and str(Path(path).expanduser())})
 
 
-def exploration(data: Dataset, name: str, seed: int = 0, reference: int | None = None) -> dict[str, Any]:
-    """All that the page shows; `reference` is the training image that others are compared with, None for any."""
+def _kind_of_data_at(place: str) -> str | None:
+    """What `data.name` should be for data that lies there; None: it is no data."""
+    with suppress(OSError, RuntimeError, ValueError):  # no possible path, so it is another name
+        path = Path(place).expanduser()
+        if path.is_dir():
+            return "cifar100" if (path / "meta").is_file() and (path / "train").is_file() else "folder"
+        if path.suffix == ".npz" and path.is_file():
+            return "npz"
+    return None
+
+
+def exploration(
+    data: Dataset, name: str, seed: int = 0, reference: int | None = None, sizes: np.ndarray | None = None
+) -> dict[str, Any]:
+    """All that the page shows; `reference` is the training image that others are compared with, None for any.
+
+    `sizes` are those of the images before they were made squares, where they were.
+    """
     train, classes = data.train, data.classes
     chosen = numpy_generator(seed, "explore").permutation(len(train))[:GRID]
     reference = int(chosen[0]) if reference is None else reference
@@ -54,6 +74,7 @@ def exploration(data: Dataset, name: str, seed: int = 0, reference: int | None =
         "seed": seed,
         "notes": data.notes,
         "shape": list(train.images.shape[1:]),
+        "sizes": None if sizes is None else {"smallest": sizes.min(0).tolist(), "largest": sizes.max(0).tolist()},
         "classes": classes,
         "train": counts[0].tolist(),
         "test": counts[1].tolist(),
@@ -68,8 +89,8 @@ def exploration(data: Dataset, name: str, seed: int = 0, reference: int | None =
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:
     """The page's figures by class, without images."""
-    by_class = {"train": found["train"], "test": found["test"], "spread": found["spread"]}
-    return {"classes": found["classes"], **by_class, "outliers": found["outliers"]["by_class"]}
+    names = ("classes", "shape", "sizes", "train", "test", "spread")
+    return {name: found[name] for name in names} | {"outliers": found["outliers"]["by_class"]}
 
 
 def _outliers(train: Samples, labels: np.ndarray, classes: list[str], shown: Any) -> dict[str, Any]:

@@ -19,11 +19,13 @@ function header() {
 
 function facts() {
   const [channels, height, width] = data.shape;
+  const range = (side) => [...new Set([data.sizes.smallest[side], data.sizes.largest[side]])].map(whole).join(" to ");
   const told = {
     "training images": whole(sum(data.train)),
     "test images": whole(sum(data.test)),
     classes: whole(data.classes.length),
-    pixels: `${width} × ${height}`,
+    pixels: data.sizes ? `${range(0)} × ${range(1)}` : `${width} × ${height}`,
+    ...(data.sizes && { "shown as": `${width} × ${height}` }),
     channels: channels === 1 ? "grey" : "colour",
   };
   return element(
