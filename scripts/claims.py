@@ -41,7 +41,7 @@ DOUBT = 0.05  # what differs with a p value above it may be chance
 
 def take(folder: Path) -> Path:
     """Copy a sweep's results into docs/results, without what depends on the machine."""
-    found = json.loads((folder / "results.json").read_text())
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     found["experiment"] = Path(found["experiment"]).name
     found["set"] = {key: value for key, value in found["set"].items() if key not in ("data.path", "model.backbone")}
     path = DOCS / "results" / f"{folder.resolve().name}.json"
@@ -93,7 +93,7 @@ class Cell:
 def results(sweep: str) -> dict[str, Any] | None:
     """None while nothing is measured."""
     path = DOCS / "results" / f"{sweep}.json"
-    return json.loads(path.read_text()) if path.exists() else None
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def find(*specs: dict[str, Any]) -> Cell | None:
@@ -221,7 +221,10 @@ def compared(
 
 def bench_table(names: list[str]) -> list[str]:
     """Rows of bench/results.json: ratios of times measured in turns, with their middle half."""
-    known = {row["what"]: row for row in json.loads((ROOT / "bench" / "results.json").read_text())["sieve"]["rows"]}
+    known = {
+        row["what"]: row
+        for row in json.loads((ROOT / "bench" / "results.json").read_text(encoding="utf-8"))["sieve"]["rows"]
+    }
     rows = []
     for name in names:
         row = known[name]
@@ -333,7 +336,7 @@ def guidelines(spec: dict[str, Any]) -> list[str]:
 
 def build(docs: Path) -> str:
     """The page, with its pictures drawn into `docs`/claims."""
-    spec = yaml.safe_load((DOCS / "claims" / "claims.yaml").read_text())
+    spec = yaml.safe_load((DOCS / "claims" / "claims.yaml").read_text(encoding="utf-8"))
     decided = [claim for claim in spec["claims"] if "verdict" in claim]  # none is given before all its runs are done
     summary = [[f"[{claim['title']}](#{anchor(claim['title'])})", claim["verdict"].strip()] for claim in decided]
     lines = [

@@ -55,7 +55,7 @@ def teacher_features(teacher: ViT, images: np.ndarray, path: Path) -> np.ndarray
     """Tokens of each image and of its mirror image: (N, 2, layers, 17, width) float16."""
     shape = (len(images), 2, len(LAYERS), 17, teacher.width)
     progress = path.with_suffix(".count")
-    first = int(progress.read_text()) if progress.exists() else 0
+    first = int(progress.read_text(encoding="utf-8")) if progress.exists() else 0
     features = np.lib.format.open_memmap(path, mode="r+" if first else "w+", dtype=np.float16, shape=shape)
     for start in range(first, len(images), 500):
         batch = torch.from_numpy(images[start : start + 500]).float() / 255
@@ -65,7 +65,7 @@ def teacher_features(teacher: ViT, images: np.ndarray, path: Path) -> np.ndarray
             with torch.autocast("cpu", torch.bfloat16):  # twice as fast, and targets need no more
                 layers = tokens_by_layer(teacher, view)
             features[start : start + 500, mirrored] = torch.stack([one.half() for one in layers], dim=1).numpy()
-        progress.write_text(str(start + 500))
+        progress.write_text(str(start + 500), encoding="utf-8")
         print(f"teacher: {start + 500:,} of {len(images):,} images", flush=True)
     return features
 

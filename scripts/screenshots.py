@@ -45,7 +45,7 @@ def draw(browser: Browser, text: str, picture: Path, height: int) -> None:
     """The first `height` pixels of a page."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "page.html"
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         view = browser.new_page(viewport={"width": 1200, "height": height}, color_scheme="light")
         view.goto(file.as_uri())
         shot = Image.open(io.BytesIO(view.screenshot()))

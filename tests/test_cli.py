@@ -1,6 +1,7 @@
 """The commands as a person types them."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -319,3 +320,49 @@ def test_help_is_quick() -> None:
     commands = "run sweep compare reproduce report watch explore presets show split evaluate export cache demo mask"
     for command in commands.split():
         assert command in printed
+
+
+# ------------------------------------------------------------------------------------------ names and text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "digits-iid", "--out"],
+        ["mask", "digits-edit-iid", "--out"],
+        ["sweep", "rules", "--out"],
+        ["reproduce", "003", "--scale", "smoke", "--out"],
+        ["report", ".", "--out"],
+        ["explore", "digits", "--out"],
+        ["export", ".", "--to"],
+        ["compare", ".", "--latex"],
+        ["demo", "--out"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_name_that_is_too_long(command: list[str], fedsieve: Callable) -> None:
+    code, _, said = fedsieve(*command, "x" * 300)
+    assert (code, said.count("\n")) == (2, 1) and "(File name too long); give another place" in said
+
+
+@pytest.mark.parametrize("more", [{"LC_ALL": "C"}, {"PYTHONIOENCODING": "ascii"}])
+def test_text_is_utf_8_whatever_the_locale(more: dict[str, str], tmp_path: Path) -> None:
+    """Files are read and written as UTF-8, and names that are none are shown escaped."""
+    (tmp_path / "e.yaml").write_bytes("# ü\nseed: 3\n".encode())
+    program = """
+from pathlib import Path
+from fedsieve.cli import main
+from fedsieve.runs.atomic import write_text
+write_text(Path("text"), "\\u00fc \\udcff")
+main(["cache", "show"])
+"""
+    environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", **more}
+    environment["FEDSIEVE_CACHE"] = os.fsdecode(b"c-\xff")
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=tmp_path
+    )
+    assert (ended.returncode, ended.stdout) == (0, "c-\\udcff: 0 B\n"), ended.stderr
+    assert (tmp_path / "text").read_bytes() == "ü \\udcff".encode()
+    show = [sys.executable, "-m", "fedsieve", "show", "e.yaml"]
+    shown = subprocess.run(show, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert "cannot be read as text" not in shown.stderr and "Traceback" not in shown.stderr

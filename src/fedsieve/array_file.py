@@ -109,7 +109,9 @@ class Partial:
         try:
             self._reserve(len(self.header) + self.shape[0] * self.row_bytes + DIGEST)
             self.blocks = self._whole(self._listed(), lambda _, data: self.digest.update(data))
-            self.list_path.write_text("".join(f"{rows} {checksum}\n" for rows, checksum in self.blocks))
+            self.list_path.write_text(
+                "".join(f"{rows} {checksum}\n" for rows, checksum in self.blocks), encoding="utf-8"
+            )
         except OSError:
             self._drop()
             raise
@@ -153,7 +155,10 @@ class Partial:
         self._write(data, len(self.header) + self.rows * self.row_bytes)
         self.digest.update(data)
         self.blocks.append((len(block), zlib.crc32(data)))
-        with suppress(OSError), self.list_path.open("a") as file:  # without it, an interruption costs more
+        with (
+            suppress(OSError),
+            self.list_path.open("a", encoding="utf-8") as file,
+        ):  # without it, an interruption costs more
             file.write("{} {}\n".format(*self.blocks[-1]))
 
     def _write(self, data: memoryview, place: int) -> None:
@@ -164,7 +169,7 @@ class Partial:
     def _listed(self) -> list[tuple[int, int]]:
         """The blocks that an interrupted process says it has written."""
         try:
-            lines = [line.split() for line in self.list_path.read_text().splitlines()]
+            lines = [line.split() for line in self.list_path.read_text(encoding="utf-8").splitlines()]
             return [(int(rows), int(checksum)) for rows, checksum in lines]
         except (FileNotFoundError, ValueError):
             return []

@@ -198,7 +198,7 @@ def _is_locked(path: Path) -> bool:
 def _locked(path: Path, wait: bool = True) -> Iterator[None]:
     """Within it, nobody else has the lock; without `wait`, OSError if somebody has."""
     while True:
-        with path.open("w") as file:
+        with path.open("w", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             if _is_at(file.fileno(), path):  # else it was deleted meanwhile, and the next one would take another file
                 yield

@@ -26,7 +26,7 @@ def preset_names() -> list[str]:
 
 
 def preset_text(name: str) -> str:
-    return (resources.files("fedsieve") / "presets" / f"{name}.yaml").read_text()
+    return (resources.files("fedsieve") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def preset_about(name: str) -> str:
@@ -67,7 +67,7 @@ def file_text(name: str | Path) -> str | None:
             return None
         if path.stat().st_size > LONGEST:
             raise ValueError(f"it has more than {LONGEST:,} bytes")
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except (OSError, RuntimeError, ValueError) as error:
         raise InputError(f"'{cut(str(name))}' cannot be read as text ({error}); give a YAML file") from None
 

@@ -30,6 +30,6 @@ def notes_on(precision: Precision, device: str, cpuinfo: Path = Path("/proc/cpui
     """What a person should know about this precision on this machine."""
     if precision == "float32" or device != "cpu" or not cpuinfo.exists():
         return []
-    if INSTRUCTIONS & set(cpuinfo.read_text().split()):
+    if INSTRUCTIONS & set(cpuinfo.read_text(encoding="utf-8").split()):
         return []
     return ["precision: bfloat16 works, but this CPU has no instructions for it; float32 is likely to be faster"]

@@ -1,5 +1,6 @@
 """The commands: parse, call, print. What they call is imported when it is needed, so that --help is quick."""
 
+import io
 import os
 import sys
 from typing import Annotated, Any
@@ -56,6 +57,9 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer brings its own copy of
 
 def main(arguments: list[str] | None = None) -> Any:
     """The program `fedsieve`: 0 if all went well, 2 for bad input, 1 for a run that failed."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # of names that the terminal cannot show
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="fedsieve", standalone_mode=False)
     except InputError as error:
@@ -64,6 +68,8 @@ def main(arguments: list[str] | None = None) -> Any:
         code = 130
     except USAGE_ERROR as error:
         code = _fail(f"{error.format_message()} See 'fedsieve --help'.", 2)
+    except UnicodeEncodeError as error:
+        code = _fail(f"{error.object[:60]!a} is a name that is not UTF-8; rename it", 2)
     except Exception as error:
         code = _fail(_said_of(error), 1)
     if code == 130:  # typer has swallowed Ctrl-C

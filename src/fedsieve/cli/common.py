@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedsieve.errors import InputError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -23,6 +25,16 @@ def console(stderr: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(highlight=False, markup=False, stderr=stderr)  # paths and class names may hold brackets
+
+
+def reachable(path: Path | None) -> Path | None:
+    """The place that an option names; InputError if one cannot even look there."""
+    try:
+        if path is not None and path.is_dir():
+            next(path.iterdir(), None)
+    except OSError as error:
+        raise InputError(f"'{str(path)[:60]}' cannot be used ({error.strerror}); give another place") from None
+    return path
 
 
 def new_folder(name: str) -> Path:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.cli.common import JsonOption, console
+from fedsieve.cli.common import JsonOption, console, reachable
 from fedsieve.errors import InputError
 
 
@@ -19,8 +19,12 @@ def compare(
     baseline: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE", help="The group to compare with; default: the first.")
     ] = None,
-    to_csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write it as CSV.")] = None,
-    to_latex: Annotated[Path | None, typer.Option("--latex", metavar="FILE", help="Also write it as LaTeX.")] = None,
+    to_csv: Annotated[
+        Path | None, typer.Option("--csv", callback=reachable, metavar="FILE", help="Also write it as CSV.")
+    ] = None,
+    to_latex: Annotated[
+        Path | None, typer.Option("--latex", callback=reachable, metavar="FILE", help="Also write it as LaTeX.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare finished runs: means over seeds with their intervals, and which differ by more than chance."""

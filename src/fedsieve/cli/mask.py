@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, console, new_folder
+from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, console, new_folder, reachable
 
 
 class CalibrateUnlessSaid(TyperGroup):
@@ -31,7 +31,8 @@ def mask_calibrate(
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder under runs/.")
+        Path | None,
+        typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: a new folder under runs/."),
     ] = None,
     phase: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose mask; default: the first phase that has one.")

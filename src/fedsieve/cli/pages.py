@@ -8,13 +8,15 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.cli.common import JsonOption, console
+from fedsieve.cli.common import JsonOption, console, reachable
 from fedsieve.errors import InputError
 
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or with runs below them.")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="The page to write; default: report.html.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=reachable, metavar="FILE", help="The page to write; default: report.html.")
+    ] = None,
     title: Annotated[str, typer.Option(metavar="TEXT", help="What stands above it.")] = "fedsieve report",
     as_json: JsonOption = False,
 ) -> None:
@@ -56,7 +58,7 @@ def explore(
     path: Annotated[str | None, typer.Option(metavar="PATH", help="Where the data lies, as data.path says.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The page to write; default: explore.html."),
+        typer.Option(callback=reachable, metavar="FILE", help="The page to write; default: explore.html."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the images that are shown at random.")] = 0,
     reference: Annotated[

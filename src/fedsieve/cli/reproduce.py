@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedsieve.cli.common import OverridesArgument, console
+from fedsieve.cli.common import OverridesArgument, console, reachable
 from fedsieve.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def reproduce(
         str | None, typer.Option(metavar="NAME", help="pico, a path or a hub name; default: the reported one.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write; default: runs/reproduce/SCALE-BACKBONE.")
+        Path | None,
+        typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: runs/reproduce/SCALE-BACKBONE."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and about how long.")] = False,
 ) -> None:

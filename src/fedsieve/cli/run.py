@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsieve.cli.common import ExperimentArgument, JsonOption, OverridesArgument, RunArgument, console, new_folder
+from fedsieve.cli.common import (
+    ExperimentArgument,
+    JsonOption,
+    OverridesArgument,
+    RunArgument,
+    console,
+    new_folder,
+    reachable,
+)
 from fedsieve.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +27,8 @@ def run(
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where to write; default: a new folder under runs/.")
+        Path | None,
+        typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: a new folder under runs/."),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="End with a table of where the time went.")] = False,
@@ -85,7 +94,7 @@ def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def export(
     run: RunArgument,
-    to: Annotated[Path, typer.Option(metavar="DIR", help="The folder to make.")],
+    to: Annotated[Path, typer.Option(callback=reachable, metavar="DIR", help="The folder to make.")],
 ) -> None:
     """Write a finished run's model in Hugging Face format."""
     from fedsieve.runs.export import export_run
@@ -96,7 +105,7 @@ def export(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where to write.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(callback=reachable, metavar="DIR", help="Where to write.")] = Path("demo"),
 ) -> None:
     """Compare dense and sparse fine-tuning, centralized, IID and non-IID, on embedded data, in a few minutes."""
     from fedsieve.report.demo import run_demo

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.cli.common import OverridesArgument, console
+from fedsieve.cli.common import OverridesArgument, console, reachable
 from fedsieve.errors import RunError
 
 
@@ -15,7 +15,9 @@ def sweep(
         typer.Argument(metavar="SWEEP", help="A sweep file, or one of `fedsieve presets`."),
     ],
     overrides: OverridesArgument = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to write; default: runs/NAME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: runs/NAME.")
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="With how many seeds to repeat what was chosen.")
     ] = None,

@@ -130,7 +130,7 @@ def load_digits(_: DataSettings) -> Dataset:
     """1,797 grey 8 x 8 images of 10 digits; a fixed stratified fifth is the test set."""
     package = importlib.util.find_spec("sklearn")  # only its file is needed: importing it takes a second
     assert package is not None and package.origin is not None
-    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt", encoding="ascii") as file:
         table = np.loadtxt(file, delimiter=",")
     images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     labels = table[:, -1].astype(np.int64)

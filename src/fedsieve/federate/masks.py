@@ -290,7 +290,7 @@ class Masks:
     def _counted(self, path: Path, make: Callable[[], Mask]) -> Mask:
         """The mask for all clients, while what making it cost is yet to be counted: it is kept in a file beside it."""
         try:
-            self.traffic = Traffic.from_json(path.read_text(), self._origin)
+            self.traffic = Traffic.from_json(path.read_text(encoding="utf-8"), self._origin)
         except (OSError, ValueError):
             path.with_name(f"{SHARED}.safetensors").unlink(missing_ok=True)  # a mask that is there is not made again
 

@@ -269,7 +269,7 @@ def read_hugging_face_config(folder: Path) -> dict[str, Any]:
     try:
         if path.exists() and (not path.is_file() or path.stat().st_size > LARGEST_CONFIG):
             raise ValueError("no regular file, or too large")
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{folder} has no readable config.json ({error}); {hint}") from None
     if not isinstance(config, dict):

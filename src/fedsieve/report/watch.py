@@ -84,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
         return meant == self.host or is_this_machine(meant) or not is_this_machine(self.server.socket.getsockname()[0])
 
     def _send(self, text: str, kind: str) -> None:
-        body = text.encode()
+        body = text.encode(errors="backslashreplace")  # of names that are not UTF-8
         self.send_response(200)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

@@ -49,5 +49,6 @@ def _umask() -> int:
 
 
 def write_text(path: Path, text: str) -> None:
+    """In UTF-8, whatever the locale; what is left of a name that is not UTF-8 is escaped."""
     with written_atomically(path) as partial:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")

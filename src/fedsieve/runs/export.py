@@ -45,7 +45,7 @@ def export_run(run: Path, to: Path) -> str:
         folder = Path(name) / "export"
         folder.mkdir()
         text = write_model(model, folder)
-        (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+        (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
         for file in folder.rglob("*.safetensors"):  # made so that only their owner may read them
             file.chmod((folder / "preprocessor_config.json").stat().st_mode)
         folder.replace(target)

@@ -125,7 +125,7 @@ class RunFolder:
         """Make the folder and lock it. The lock's file stays: deleting it would let two processes in."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            lock = (self.path / ".lock").open("w", encoding="utf-8")
         except OSError as error:
             raise InputError(f"--out {self.path} cannot be made ({error.strerror}); give another folder") from None
         try:

@@ -96,7 +96,7 @@ def identity_of(run: Path) -> str:
     """What trackers know the run by, before and after an interruption; made up when first asked for, or if damaged."""
     path = run / "tracking" / "id"
     with suppress(OSError, ValueError):
-        return uuid.UUID(path.read_text()).hex
+        return uuid.UUID(path.read_text(encoding="utf-8")).hex
     path.parent.mkdir(exist_ok=True)
     identity = uuid.uuid4().hex
     write_text(path, identity)

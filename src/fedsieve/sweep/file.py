@@ -219,7 +219,7 @@ def sweep_names() -> list[str]:
 
 
 def sweep_text(name: str) -> str:
-    return (resources.files("fedsieve") / "presets" / "sweeps" / f"{name}.yaml").read_text()
+    return (resources.files("fedsieve") / "presets" / "sweeps" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def sweep_about(name: str) -> str:

@@ -155,7 +155,7 @@ class Trials:
     def try_lock(self, folder: Path) -> IO[str] | None:
         """A lock on a folder for as long as the file is open and this process alive; None if another one has it."""
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".claim").open("w")
+        file = (folder / ".claim").open("w", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return file
@@ -170,7 +170,7 @@ def alone(folder: Path) -> Iterator[None]:
 
     SQLite alone would let two of them take the same trial between a look and a change.
     """
-    with (folder / ".lock").open("w") as file:
+    with (folder / ".lock").open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
