@@ -140,6 +140,7 @@ def test_bad_input_over_seeds_writes_nothing(fedsieve: Callable, file: Path) -> 
         (["--seeds", "2", "clients.count=500"], "500"),
         (["--seeds", "2", "--profile"], "--profile looks at one run"),
         (["--seeds", "2", "--resume"], "add --out DIR"),
+        (["--seeds", "2", f"seed={2**63 - 1}"], "use a lower seed"),
     ]:
         code, printed, said = fedsieve("run", str(file), *arguments)
         assert code == 2 and said.startswith("error: ") and part in said and not printed

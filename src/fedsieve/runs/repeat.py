@@ -24,6 +24,8 @@ def repeat(
     With `resume`, finished runs are read, an unfinished one goes on, and missing ones are run.
     """
     observer = observer or Observer()
+    if experiment.seed + count > 2**63:  # the limit of `seed`
+        raise InputError(f"--seeds {count} from seed {experiment.seed} on ends above {2**63 - 1}; use a lower seed")
     _refuse_unless_ours(folder, experiment, resume)
     results = []
     for number in range(count):
