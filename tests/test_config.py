@@ -266,7 +266,7 @@ def test_every_number_has_an_upper_limit(kind: type[Settings]) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["phases.0.rounds=1" + "0" * 22, "data.image_size=2147483648", f"seed={2**63}", "phases.0.local.lr=1e31"],
+    ["phases.0.rounds=1" + "0" * 22, "data.image_size=2147483648", f"seed={2**63}", "phases.0.local.lr=1e39"],
 )
 def test_numbers_beyond_reason_are_refused(override: str) -> None:
     assert "it should be less than" in error_of(FILE, override)

@@ -47,7 +47,7 @@ FromList = Field(strict=False)  # YAML knows lists, frozen models hold tuples
 Count = Annotated[int, Field(ge=1, le=10**8)]  # of clients, samples, steps, …
 Repeats = Annotated[int, Field(ge=1, le=10**6)]  # of something long, such as a round
 Side = Annotated[int, Field(ge=1, le=4096)]  # of an image, in pixels
-Real = Annotated[float, Field(ge=0, le=1e30)]  # float32 can still hold it
+Real = Annotated[float, Field(ge=0, le=1e38)]  # float32 can still hold it
 Share = Annotated[float, Field(ge=0, le=1)]
 Processes = Annotated[int, Field(ge=1, le=1024)]
 
