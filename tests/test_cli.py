@@ -62,11 +62,11 @@ def test_presets_and_show(fedsieve: Callable) -> None:
     code, printed, _ = fedsieve("presets")
     assert code == 0 and any(line.startswith("digits-iid ") for line in printed.splitlines())
     lines = printed.splitlines()
-    first, second = lines.index("Report 003 (14)"), lines.index("Report 004 (15)")
+    first, second = lines.index("Report 003 (14)"), lines.index("Report 004 (17)")
     assert second - first == 14 + 2 and lines[first - 1] == "" and lines[0].startswith("cifar100-central ")
     assert lines[first + 1].startswith("003-figure5-fedavg ")
     code, printed, _ = fedsieve("presets", "002-table4.3")
-    assert code == 0 and printed.count("\n002-table4.3-") == 6 and len(printed.splitlines()) == 8
+    assert code == 0 and printed.count("\n002-table4.3-") == 8 and len(printed.splitlines()) == 10
     code, _, said = fedsieve("presets", "005")
     assert code == 2 and said == "error: no preset begins with '005'; `fedsieve presets` lists them all\n"
     code, printed, _ = fedsieve("show", "digits-iid", "seed=5")

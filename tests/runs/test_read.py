@@ -136,7 +136,7 @@ def test_an_experiment_that_cannot_be_one_is_told_with_its_file(experiment: Make
         (tmp_path / "experiment.yaml").write_text(damaged)
         with pytest.raises(InputError, match=re.escape(str(tmp_path / "experiment.yaml"))):
             read_experiment(tmp_path)
-    with pytest.raises(InputError, match=r"test: this is not YAML \(month must be"):
+    with pytest.raises(InputError, match=r"test, line 1: '2026-13-32' is no valid date"):
         parse_experiment("seed: 2026-13-32", "test")
 
 

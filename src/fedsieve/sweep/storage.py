@@ -19,6 +19,7 @@ from fedsieve.sweep.file import Point
 
 FILE = "trials.sqlite"
 VALUES, REASON, DIGEST = "values", "reason", "digest"  # what a trial carries beside Optuna's own
+DISK = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL)  # primary error codes, the lowest byte
 WAIT = 120  # seconds for other processes that use the file
 
 
@@ -33,11 +34,22 @@ def opened(folder: Path) -> Iterator[optuna.storages.RDBStorage]:
     except InputError:
         raise
     except Exception as error:  # Optuna, SQLAlchemy and SQLite raise many kinds for a damaged file
+        if _is_of_the_disk(error):
+            raise
         reason = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         raise InputError(
             f"{path} cannot be used, and is probably damaged ({reason}); bring back what it was, or delete it: "
             "the same command then takes what is finished from the runs"
         ) from None
+
+
+def _is_of_the_disk(error: BaseException | None) -> bool:
+    """Whether SQLite could not read or write, as on a full disk, which says nothing of what is in the file."""
+    while error is not None:
+        if isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF in DISK:
+            return True
+        error = error.__cause__
+    return False
 
 
 def _check_structure(path: Path) -> None:

@@ -1,6 +1,6 @@
 """Unfinished runs with a damaged file: resumed, they end in the same model and metrics, or in one line that names it.
 
-FEDSIEVE_DAMAGE_CASES=2000 pytest tests/runs/test_damage.py    (of each of the three runs a third)
+FEDSIEVE_DAMAGE_CASES=2000 pytest tests/runs/test_damage_unfinished.py    (of each of the three runs a third)
 """
 
 import json
