@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.config import Experiment
-from fedsieve.evaluate import Score
 from fedsieve.experiment import run
 from fedsieve.experiment_file import load_experiment, preset_names, report_of
 from fedsieve.observer import Observer
@@ -46,13 +45,19 @@ def at_rate(experiment: Experiment, rate: float) -> Experiment:
 
 
 def loss_before(experiment: Experiment) -> float:
-    """The validation loss of the model that the run starts from."""
-    resolved = experiment.resolved()
-    configure_torch(resolved)
-    bench = Workbench(resolved, Observer())
-    score: Score | None = bench.score(bench.data.train, bench.validation)
-    assert score is not None
-    return score.loss
+    """The validation loss of the model that the run starts from, which is the same for all with this data and model."""
+    key = (experiment.seed, experiment.data, experiment.model)
+    if key not in known_losses:
+        resolved = experiment.resolved()
+        configure_torch(resolved)
+        bench = Workbench(resolved, Observer())
+        score = bench.score(bench.data.train, bench.validation)
+        assert score is not None
+        known_losses[key] = score.loss
+    return known_losses[key]
+
+
+known_losses: dict[Any, float] = {}
 
 
 def losses(experiment: Experiment, out: Path) -> list[tuple[str, float, float, float]]:
