@@ -25,6 +25,18 @@ from fedsieve.workbench import Workbench, configure_torch
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "presets.md"
 IMAGES, ROUNDS, RATE = 1_000, 3, 0.1
 CHANGE = 0.02  # of the loss; what a phase changes it by less than is nothing
+INTRODUCTION = f"""\
+# Does every preset learn?
+
+A short run of each preset of a report: `pico`, {IMAGES:,} images of CIFAR-100 at 32 px, about 10 clients (100 if they
+draw their classes) that all take part in each round, {ROUNDS} rounds in each phase, one seed. The losses are those of
+the validation images before and after each phase; chance is {math.log(100):.2f}. Where the preset's own learning rate
+changes a loss by less than {CHANGE} in so few steps, all phases have a rate of {RATE} instead (marked *). Accuracies
+after so little training mean nothing. A preset whose loss does not fall says why in `assumed`.
+
+    python scripts/check_presets.py PATH/TO/cifar-100-python
+
+"""
 
 
 def shortened(preset: str, data: Path) -> Experiment:
@@ -85,17 +97,7 @@ def check(preset: str, data: Path, out: Path) -> list[tuple[str, float, float, f
 
 def table(found: dict[str, list[tuple[str, float, float, float]]]) -> str:
     lines = [
-        "# Does every preset learn?",
-        "",
-        f"A short run of each preset of a report: `pico`, {IMAGES:,} images of CIFAR-100 at 32 px, about 10 clients",
-        f"(100 if they draw their classes) that all take part in each round, {ROUNDS} rounds in each phase, one seed. The",
-        f"losses are of the validation images before and after each phase; chance is {math.log(100):.2f}. Where its own",
-        f"learning rate changes a loss by less than {CHANGE} in so few steps, all phases have a rate of {RATE} instead",
-        "(marked *). Accuracies after so little training mean nothing. Presets whose loss does not fall say why in",
-        "`assumed`.",
-        "",
-        "    python scripts/check_presets.py PATH/TO/cifar-100-python",
-        "",
+        *INTRODUCTION.splitlines(),
         "| preset | phase | rate | loss before | after | |",
         "|---|---|---|---|---|---|",
     ]
