@@ -43,6 +43,30 @@ def test_run_evaluate_and_resume(fedsieve: Callable, file: Path) -> None:
     assert fedsieve("run", str(file), "--resume")[0] == 2
 
 
+def test_a_run_whose_data_has_moved(fedsieve: Callable, backbone: Path, images: Path, tmp_path: Path) -> None:
+    before, now = tmp_path / "before.npz", tmp_path / "now.npz"
+    before.write_bytes(images.read_bytes())
+    settings = [f"data.path={before}", "data.name=npz", "data.image_size=16", f"model.backbone={backbone}"]
+    phases = "phases=[{name: head, train: head, rounds: 1, local: {steps: 1, lr: 0.1}}]"
+    assert fedsieve("run", "digits-iid", *settings, phases, "--out", "r")[0] == 0
+    before.rename(now)
+    assert "does not exist" in fedsieve("evaluate", "r")[2]
+    code, printed, _ = fedsieve("evaluate", "r", f"data.path={now}", "--json")
+    scores = json.loads(printed)
+    assert code == 0 and scores["test_loss"]["measured"] == scores["test_loss"]["recorded"]
+    assert "does not exist" in fedsieve("export", "r", "--to", "exported")[2]
+    assert "does not exist" not in fedsieve("export", "r", f"data.path={now}", "--to", "exported")[2]
+    code, _, said = fedsieve("evaluate", "r", "seed=3")
+    assert code == 2 and "'seed' cannot be changed for a finished run; use data.path, model.backbone, device" in said
+
+
+def test_a_folder_whose_name_is_not_utf_8(fedsieve: Callable) -> None:
+    """safetensors could not open what lies in it."""
+    code, _, said = fedsieve("run", "digits-iid", "--out", os.fsdecode(b"r-\xff"))
+    assert code == 2 and said == "error: 'r-\\udcff' is no name in UTF-8; give another place\n"
+    assert not list(Path().iterdir())
+
+
 def test_a_failed_run_is_exit_code_one(fedsieve: Callable, file: Path) -> None:
     code, _, said = fedsieve("run", str(file), "phases.0.local.lr=1e30", "phases.0.rounds=5", "--out", "bad")
     assert code == 1 and said.startswith("error: phase head, round") and len(said.splitlines()) == 1

@@ -12,7 +12,7 @@ from sklearn.linear_model import Ridge
 from torch import nn
 
 from fedsieve.config import Experiment
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import InputError, MachineError, RunError
 from fedsieve.experiment import evaluate_run, run
 from fedsieve.federate.client import batches
 from fedsieve.model.classifier import load_classifier
@@ -224,6 +224,39 @@ def test_a_phase_that_makes_a_ridge_head_worse_is_warned_of(experiment: Maker, t
         assert (kept < before) == is_worse
         told = f"phase more has made the ridge head worse: validation accuracy {before:.1%} before it, {kept:.1%} after"
         assert [text[: len(told)] for text in warned.texts] == [told] * is_worse
+
+
+def test_a_head_that_follows_a_trained_backbone_is_no_ridge_head_any_more(experiment: Maker, tmp_path: Path) -> None:
+    warned: list[str] = []
+    observer = Observer()
+    observer.warning = warned.append  # type: ignore[method-assign]
+    phases = (
+        "phases=[{name: all, train: all, rounds: 1, local: {epochs: 1, lr: 0.001}}, "
+        "{name: more, train: head, rounds: 1, local: {epochs: 1, lr: 200}}]"
+    )
+    run(experiment("model.head={ridge: {penalty: 3.0}}", phases), tmp_path / "run", observer=observer)
+    lines = read_metrics(tmp_path / "run")
+    assert lines[-1]["val_accuracy"] < lines[-2]["val_accuracy"]
+    assert not [text for text in warned if "ridge head" in text]
+
+
+def test_a_full_disk_is_not_blamed_on_an_exploded_loss(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine's fault stays one, also after a loss that exploded: a sweep must not count it as a failed trial."""
+    from fedsieve import experiment as module
+
+    def full(*_: object) -> None:
+        raise MachineError("the disk is full")
+
+    settings = experiment("phases.0.local.lr=1e6", "phases.0.rounds=1")
+    real = module.prepare
+    monkeypatch.setattr(
+        module, "prepare", lambda setting, phase, *rest: full() if phase.number else real(setting, phase, *rest)
+    )
+    with pytest.raises(MachineError, match=r"^the disk is full$"):
+        run(settings, tmp_path / "run")
+    assert read_metrics(tmp_path / "run")[-1]["val_loss"] > 1000
 
 
 def test_ridge_is_exact_whatever_the_split(experiment: Maker, tmp_path: Path) -> None:

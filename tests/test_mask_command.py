@@ -108,7 +108,7 @@ def test_what_comes_before_is_run_once(fedsieve: Callable, file: str, monkeypatc
     Path("new/mask.safetensors").unlink()
     Path("new/density.png").unlink()
     code, _, said = fedsieve("mask", file, "seed=8", "--out", "new")
-    assert code == 2 and "before holds a different run (seed is 7 there, 8 here)" in said
+    assert code == 2 and "before holds a different run (seed is 7 in its experiment.yaml, 8 here)" in said
 
 
 # --------------------------------------------------------------------------------------- what is shown of it
@@ -296,8 +296,8 @@ def test_masks_that_cannot_be_compared(fedsieve: Callable, tmp_path: Path) -> No
     for arguments, part in [
         ([one, other], "other.safetensors belongs to another model or phase: it has c where b is expected"),
         ([one, none], "none.safetensors is no mask"),
-        ([tmp_path, one], "mask.safetensors is no mask"),
-        ([tmp_path / "nowhere", one], "nowhere is no mask"),
+        ([tmp_path, one], "mask.safetensors does not exist"),
+        ([tmp_path / "nowhere", one], "nowhere does not exist"),
         ([one], "Missing argument 'B'"),
     ]:
         code, printed, said = fedsieve("mask", "compare", *map(str, arguments))

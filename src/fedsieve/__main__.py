@@ -8,6 +8,8 @@ import signal
 import sys
 from types import FrameType
 
+from fedsieve.errors import INTERRUPTED_ADVICE
+
 INTERRUPTED = 130  # the exit code
 PATIENCE = 3  # how often Ctrl-C is pressed until nothing is tidied up any more
 
@@ -43,11 +45,9 @@ def interrupt(_: int, __: FrameType | None) -> None:
 def end() -> int:
     """Say that it was interrupted; a bar may have hidden the cursor."""
     show_cursor = "\x1b[?25h" if os.isatty(2) else ""
-    os.write(2, f"{show_cursor}error: {ADVICE}\n".encode())
+    os.write(2, f"{show_cursor}error: {INTERRUPTED_ADVICE}\n".encode())
     return INTERRUPTED
 
-
-ADVICE = "interrupted; the same command with --out (and --resume, for a run) goes on"
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,7 @@
 """The file of a cached array: as numpy writes it, with a digest behind, so that damage is noticed.
 
-A file is read as a whole and compared with its digest once in a run: processes tell each other what they have read.
-Reading takes about a second for each 10 GB that are in memory already.
+A file is read as a whole and compared with its digest once in a run: processes share a list of the files that
+they have checked. Reading takes about a second for each 10 GB that are in memory already.
 """
 
 import errno

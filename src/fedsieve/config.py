@@ -307,8 +307,8 @@ class ClientSettings(Settings):
                 )
         if self.zero_sum and self.per_round < FEWEST_HIDDEN:
             raise ValueError(
-                f"secure: zero_sum hides clients among each other, and {per_round} are too few; "
-                f"use {FEWEST_HIDDEN} or more"
+                f"secure: zero_sum needs at least {FEWEST_HIDDEN} clients per round, and there are {self.per_round}; "
+                "use more clients, or secure: none"
             )
         if self.zero_sum and self.mixing:
             raise ValueError("combine: fisher_mixing sends scores that secure: zero_sum does not hide; use all or none")

@@ -5,6 +5,7 @@ import errno
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large", "disk is full")
 NO_MEMORY_TEXTS = ("not enough memory", "out of memory", "allocate memory", "DefaultCPUAllocator")
+INTERRUPTED_ADVICE = "interrupted; the same command with --out (and --resume, for a run) goes on"
 STORES = ("sqlite3", "sqlalchemy", "optuna")  # whose own errors come from the file that a sweep's trials are in
 
 

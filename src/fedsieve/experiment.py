@@ -10,7 +10,7 @@ before the run folder is made.
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from fedsieve.config import Experiment, PhaseSettings, RidgeHead
 from fedsieve.errors import MachineError, RunError
 from fedsieve.evaluate import Score, fairness
+from fedsieve.experiment_file import elsewhere
 from fedsieve.federate.versions import Versions
 from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import Scope
@@ -74,8 +75,13 @@ def run(experiment: Experiment, out: Path, resume: bool = False, observer: Obser
             for phase in phases[state.progress.phase :]:
                 try:
                     test = run_phase(experiment, phase, bench, state, folder, clock)
+                except MachineError:
+                    raise
                 except RunError as error:
-                    raise explained(error, experiment, bench, state, folder) from error
+                    if cause := exploded_before(experiment, bench, state, folder):
+                        what = str(error).replace(ADVICE, "").replace(f"; {LOWER_LR}", "")
+                        raise type(error)(f"{what}; {cause}: {LOWER_LR}") from error
+                    raise
             result = conclude(experiment, phases[-1], test, bench, state, folder, clock)
         observer.concluded(result)  # before it is written: what is finished is never looked at again
         result = folder.save_result(result)
@@ -174,21 +180,18 @@ def exploded(bench: Workbench) -> float:
     return 100 * math.log(max(2, len(bench.data.classes)))
 
 
-def explained(
-    error: RunError, experiment: Experiment, bench: Workbench, state: Checkpoint, folder: RunFolder
-) -> RunError:
-    """The error, and what probably caused it: the weights that it begins with, if their loss had exploded."""
+def exploded_before(experiment: Experiment, bench: Workbench, state: Checkpoint, folder: RunFolder) -> str | None:
+    """What probably caused an error: the loss of the weights before it, if it had exploded."""
     lines, progress = folder.metrics(), state.progress
     if not lines:
-        return error
+        return None
     last, which = lines[-1], "train" if lines[-1]["val_loss"] is None else "validation"
     loss = last["train_loss"] if which == "train" else last["val_loss"]
     if experiment.evaluate.keep == "best" and progress.round == 0:
         loss = progress.phases[-1]["best_val_loss"]
     if loss is None or loss <= exploded(bench):
-        return error
-    where = f"phase {last['phase']}, round {last['round']}"
-    return RunError(f"{str(error).replace(ADVICE, '')}; the {which} loss exploded to {loss:.3g} in {where}: {LOWER_LR}")
+        return None
+    return f"the {which} loss exploded to {loss:.3g} in phase {last['phase']}, round {last['round']}"
 
 
 # -------------------------------------------------------------------------------------------- results
@@ -214,8 +217,9 @@ def phase_result(
 def about_ridge(
     experiment: Experiment, settings: PhaseSettings, phases: list[dict[str, Any]], lines: list[dict[str, Any]]
 ) -> str | None:
-    """A warning if a phase that trained nothing but a ridge head has made it worse; it is the last of these phases."""
-    if not isinstance(experiment.model.head, RidgeHead) or settings.train != "head" or len(phases) < 2:
+    """A warning if the last of these phases made the ridge head worse, and nothing but the head was ever trained."""
+    only_heads = all(phase.train == "head" for phase in experiment.phases[: len(phases) - 1])
+    if not isinstance(experiment.model.head, RidgeHead) or not only_heads or len(phases) < 2:
         return None
     if experiment.evaluate.keep == "best":
         before, after = (phase["best_val_accuracy"] for phase in phases[-2:])
@@ -266,10 +270,10 @@ def score_as(name: str, score: Score | None) -> dict[str, float | None]:
     return {f"{name}_accuracy": accuracy, f"{name}_loss": loss}
 
 
-def evaluate_run(path: Path) -> dict[str, dict[str, float | None]]:
+def evaluate_run(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, float | None]]:
     """Score a finished run's model again; beside each figure what the run itself recorded."""
     recorded = read_result(path)
-    experiment = read_experiment(path).resolved()
+    experiment = elsewhere(read_experiment(path), overrides).resolved()
     configure_torch(experiment)
     bench = Workbench(experiment, Observer(), load_classifier(path))
     with at_work(experiment, bench, path):

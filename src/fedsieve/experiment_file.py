@@ -16,6 +16,7 @@ from fedsieve.yaml_text import LONGEST, Location, cut, read_yaml
 
 Parsed = TypeVar("Parsed", bound=Settings)
 SWEEP_KEYS = {"experiment", "arms", "search"}  # that only sweep files have
+PLACES = ("data.path", "model.backbone", "device")  # what may differ where a finished run is looked at again
 
 
 def preset_names() -> list[str]:
@@ -48,7 +49,9 @@ def experiment_name(name_or_file: str) -> str:
 def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
     """A preset's name or a YAML file, with `key=value` overrides, as a checked experiment."""
     if (text := file_text(name_or_file)) is not None:
-        return parse_experiment(text, str(Path(name_or_file).expanduser()), overrides)
+        path = Path(name_or_file).expanduser()
+        is_of_a_run = path.name == "experiment.yaml" and (path.parent / "metrics.jsonl").exists()
+        return (parse_kept if is_of_a_run else parse_experiment)(text, str(path), overrides)
     if name_or_file not in preset_names():
         if (resources.files("fedsieve") / "presets" / "sweeps" / f"{name_or_file}.yaml").is_file():
             raise InputError(f"'{name_or_file}' is a sweep, not an experiment; use `fedsieve sweep {name_or_file}`")
@@ -76,9 +79,17 @@ def parse_experiment(text: str, source: str = "experiment", overrides: Sequence[
     return parse(Experiment, text, source, overrides)
 
 
-def parse_kept(text: str, source: str) -> Experiment:
+def parse_kept(text: str, source: str, overrides: Sequence[str] = ()) -> Experiment:
     """An experiment as a run or sweep wrote it down, every default filled in; perhaps by an older version."""
-    return parse(Experiment, text, source, translate=_from_older_version)
+    return parse(Experiment, text, source, overrides, _from_older_version)
+
+
+def elsewhere(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
+    """The experiment of a run whose data or backbone has moved, or on another device; nothing else may change."""
+    for override in overrides:
+        if (key := override.partition("=")[0].strip()) not in PLACES:
+            raise InputError(f"'{cut(key)}' cannot be changed for a finished run; use {', '.join(PLACES)}")
+    return parse_experiment(experiment.to_yaml(), "the run's experiment", overrides) if overrides else experiment
 
 
 def _from_older_version(data: dict[str, Any]) -> None:

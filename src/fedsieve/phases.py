@@ -25,7 +25,7 @@ from fedsieve.model.flat import Scope
 from fedsieve.runs.checkpoint import Checkpoint
 from fedsieve.runs.folder import START, TOTAL, RunFolder, keep_start, load_start
 from fedsieve.sieve.mask import Mask, bytes_of_file, shapes_of
-from fedsieve.workbench import DataHolders, Workbench, fingerprint_of
+from fedsieve.workbench import DataHolders, Workbench
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def add_mixing(experiment: Experiment, phase: Phase, bench: Workbench, clients: 
         bench.ask,
         bench.note,
         bench.observer.calibration,
-        fingerprint_of(bench.data),
+        bench.fingerprint,
     )
     bench.desk.handlers["fisher"] = mixing.fisher
     clients.context = replace(clients.context, mixing=mixing)
@@ -263,7 +263,7 @@ def masks_of(
         bench.ask,
         bench.note,
         bench.observer.calibration,
-        fingerprint_of(bench.data),
+        bench.fingerprint,
     )
     bench.desk.handlers["scores"] = masks.scores
     return masks

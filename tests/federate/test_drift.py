@@ -217,6 +217,19 @@ def test_overlap_of_masks_within_blocks() -> None:
     assert found["mask_overlap"] == 3 / 7
 
 
+@pytest.mark.parametrize("second", [[True, True, False, True], [True, False, True, True]])
+def test_masks_do_not_overlap_where_they_cover_nothing(second: list[bool]) -> None:
+    """Layers that are trained whole come behind what the masks cover."""
+    interference = Interference(9, 9, {"covered": [(0, 4)], "both": [(2, 6)], "dense": [(6, 9)]})
+    for active in ([True, True, False, True], second):
+        mask = Mask.pack({"a": (4,)}, torch.tensor(active))
+        interference.add(0, torch.ones(3 + 5), torch.cat((mask.positions, torch.arange(4, 9))), mask)
+    overlaps = {name: block["mask_overlap"] for name, block in interference.finish()["blocks"].items()}
+    assert overlaps["dense"] is None
+    assert overlaps["covered"] == (1.0 if second[1] else 2 / 4)
+    assert overlaps["both"] == (1.0 if second[1] else 1 / 2)
+
+
 def test_a_shared_mask_is_never_unpacked() -> None:
     mask, copy = (Mask.pack({"a": (4,)}, torch.tensor([True, True, False, True])) for _ in range(2))
     interference = Interference(4, 4)

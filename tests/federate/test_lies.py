@@ -172,12 +172,12 @@ def test_nobody_has_more_samples_than_it_was_dealt(experiment: Maker, tmp_path: 
 
 @pytest.mark.parametrize(
     ("samples", "weight", "reason"),
-    [(0, 1, "tell of 0 samples together"), (1, 1, "tell of .* and they have"), (None, -1, "positive")],
+    [(0, 1, "report 0 samples in total"), (1, 1, "report .* in total but have"), (None, -1, "positive")],
 )
 def test_hidden_sums_are_checked(
     experiment: Maker, tmp_path: Path, samples: int | None, weight: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All clients together tell of no samples, or of other ones than they have: one line, and nothing is aggregated."""
+    """All clients together report no samples, or another number than they have: one line, and nothing is aggregated."""
     from fedsieve.federate.hidden import HiddenUpdates
 
     encode_hidden = HiddenUpdates.encode
@@ -318,7 +318,7 @@ def test_sums_that_no_samples_have(experiment: Maker, tmp_path: Path) -> None:
         return replace(message, vectors=scaled)
 
     line = rounds.again({0: rounds.altered(larger)})
-    assert "its sums have, a sample, the norm" in line["failed"][rounds.order[0]]
+    assert "the norm of its sums per sample is" in line["failed"][rounds.order[0]]
     assert rounds.scope.size == classes * (width + 1)
 
 
@@ -337,6 +337,18 @@ def test_losses_that_cannot_be(experiment: Maker, tmp_path: Path, monkeypatch: p
         rounds = Rounds(settings, tmp_path / f"run{lie}")
         assert list(rounds.line["failed"]) == [2] and rounds.line["clients"] == [4, 5]
         json.dumps(rounds.line, allow_nan=False)
+
+
+def test_impossible_losses_do_not_lay_a_hidden_update_open(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where fewer than three clients are left, the sum over them would show what single ones sent."""
+    monkeypatch.setattr(
+        Workbench, "_loss", lambda self, job: Answer({"loss": float("nan") if job.about["client"] < 2 else 1.0})
+    )
+    changes = ["clients.count=4", "clients.fraction=0.75", "clients.select={high_loss: {candidates: 4}}"]
+    with pytest.raises(RunError, match=r"2 clients are left, and clients\.secure: zero_sum needs 3"):
+        Rounds(experiment(*changes, "clients.secure=zero_sum"), tmp_path / "run")
 
 
 @pytest.mark.parametrize("lie", [-1.0, 1e38, float("nan"), float("inf")])

@@ -546,8 +546,8 @@ def test_a_sum_that_could_overflow_is_refused(experiment: Maker, tmp_path: Path)
         (["model.head=ridge"], "use linear or mlp"),
         (["wire.values=int8"], "use wire.values: float32"),
         (["clients.combine=fisher_mixing"], "use all"),
-        (["clients.fraction=0.1"], "the 1 clients per round are too few; use 3 or more"),
-        (["clients.fraction=0.34"], "the 2 clients per round are too few; use 3 or more"),
+        (["clients.fraction=0.1"], "needs at least 3 clients per round, and there are 1"),
+        (["clients.fraction=0.34"], "needs at least 3 clients per round, and there are 2"),
     ],
 )
 def test_what_does_not_go_with_zero_sum(experiment: Maker, changes: list[str], reason: str) -> None:

@@ -256,7 +256,7 @@ def test_a_table_from_real_runs(fedsieve: Callable, backbone: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert json.loads(Path("again/table.json").read_text()) == data
     code, _, said = fedsieve(*asked, "phases.0.local.lr=0.5", "--out", "again")
-    assert code == 2 and "holds a different run (phases.0.local.lr is 0.01 there, 0.5 here)" in said
+    assert code == 2 and "holds a different run (phases.0.local.lr is 0.01 in its experiment.yaml, 0.5 here)" in said
 
 
 def test_a_dry_run_writes_nothing(fedsieve: Callable, backbone: Path) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 from damage import Damage, damages
+from interrupt import Interrupt
 
 from fedsieve.calibration import calibrate_phase
 from fedsieve.config import Experiment
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
-from fedsieve.observer import Observer
 
 CASES = int(os.environ.get("FEDSIEVE_DAMAGE_CASES", "150"))
 SEED = int(os.environ.get("FEDSIEVE_DAMAGE_SEED", "0"))
@@ -53,18 +53,6 @@ SMALL = (
     "phases.1.optimizer_state=carry",
     "phases.1.local.steps=1",
 )
-
-
-class Interrupt(Observer):
-    """Ends a run after some rounds, as Ctrl-C would."""
-
-    def __init__(self, rounds: int) -> None:
-        self.left = rounds
-
-    def round(self, line: dict) -> None:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)

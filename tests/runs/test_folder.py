@@ -13,7 +13,8 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from interrupt import Interrupt
+from safetensors.torch import load_file, save_file
 from xxhash import xxh3_128
 
 from fedsieve.config import Experiment, MaskSettings
@@ -26,7 +27,7 @@ from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress, find_newe
 from fedsieve.runs.clients import ClientStore
 from fedsieve.runs.folder import RunFolder, keep_start
 from fedsieve.runs.read import read_experiment
-from fedsieve.runs.sealed import digest_of
+from fedsieve.runs.sealed import digest_of_file
 from fedsieve.sieve.mask import Mask
 
 Maker = Callable[..., Experiment]
@@ -38,18 +39,6 @@ class Listener(Observer):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
-
-
-class Interrupt(Observer):
-    """Ends a run after some rounds, as Ctrl-C would."""
-
-    def __init__(self, rounds: int) -> None:
-        self.left = rounds
-
-    def round(self, line: dict) -> None:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
 
 
 def interrupted(settings: Experiment, out: Path, rounds: int) -> None:
@@ -154,7 +143,7 @@ def test_what_is_there_is_never_overwritten(experiment: Maker, tmp_path: Path) -
     interrupted(experiment(), out, 2)
     with pytest.raises(InputError, match=r"unfinished run.*--resume"):
         run(experiment(), out)
-    with pytest.raises(InputError, match=r"different run \(seed is 7 there, 8 here\)"):
+    with pytest.raises(InputError, match=r"different run \(seed is 7 in its experiment.yaml, 8 here\)"):
         run(experiment("seed=8"), out, resume=True)
     run(experiment(), out, resume=True)
     content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
@@ -224,6 +213,22 @@ def test_masks_of_other_data_are_not_taken(experiment: Maker, images: Path, tmp_
     assert bits["run", True] == bits["fresh", True] != bits["run", False]
 
 
+def test_masks_of_another_backbone_are_not_taken(experiment: Maker, backbone: Path, tmp_path: Path) -> None:
+    """Likewise if the weights outside of the phase's scope, which the masks were scored with, are others after that."""
+    copy = tmp_path / "backbone.safetensors"
+    settings = experiment(f"model.backbone={copy}", "phases.0.local.lr=1.0e+30", "phases.0.local.epochs=9")
+    mask = MaskSettings.model_validate({"scope": "server", "sparsity": 0.5})
+    settings = settings.model_copy(update={"phases": (settings.phases[0].model_copy(update={"mask": mask}),)})
+    tensors = load_file(backbone)
+    bits = {}
+    for name, factor in (("run", 1.0), ("run", 3.0), ("fresh", 3.0)):
+        save_file({key: factor * tensor if "fc1" in key else tensor for key, tensor in tensors.items()}, copy)
+        with pytest.raises(RunError, match="round 1"):
+            run(settings, tmp_path / name, resume=True)
+        bits[name, factor] = Mask.load(tmp_path / name / "masks" / "head" / "shared.safetensors")
+    assert bits["run", 3.0] == bits["fresh", 3.0] != bits["run", 1.0]
+
+
 @given(
     weights=st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.integers(-1, 2**31 - 1)), max_size=20),
     seen=st.lists(st.integers(-1, 500), max_size=5),
@@ -265,7 +270,7 @@ def test_a_checkpoint_knows_the_files_that_belong_to_it(tmp_path: Path) -> None:
     versions = Versions(torch.ones(4).int(), torch.zeros(2).int())
     for round in (1, 2):
         store.write(round, round, {"old": torch.arange(3.0)})
-        files = {str(start.relative_to(tmp_path)): digest_of(start)}
+        files = {str(start.relative_to(tmp_path)): digest_of_file(start)}
         companions = Companions(4 * round, digest(metrics, 4 * round), files, "clients/all", store.states())
         save(tmp_path / "checkpoints", Checkpoint(Progress(rounds=round), torch.ones(4), None, versions, companions))
     (found, _), passed = find_newest(tmp_path)
@@ -328,4 +333,6 @@ def test_a_run_of_the_time_when_alpha_was_the_total_concentration(
     with pytest.raises(InputError, match=r"a different run \(clients.split.alpha is") if balanced else nullcontext():
         other = experiment(f"clients.split={{kind: dirichlet, alpha: 0.5, balanced: {str(balanced).lower()}}}")
         RunFolder(tmp_path / "run", other.resolved(), resume=True)
-    assert load_experiment(str(file)).clients.split.alpha == 0.5  # as a file of a person, it says what it says
+    assert load_experiment(str(file)).clients.split == settings.clients.split
+    copy = file.rename(tmp_path / "mine.yaml")
+    assert load_experiment(str(copy)).clients.split.alpha == 0.5  # as a file of a person, it says what it says

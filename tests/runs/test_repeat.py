@@ -78,7 +78,12 @@ def test_a_folder_that_is_not_ours_is_left_as_it_is(experiment: Maker, tmp_path:
         ("other", True, (), "something else than runs over seeds"),
         ("single", True, (), "holds a single run"),
         ("seeds", False, (), "runs of this experiment already; add --resume"),
-        ("seeds", True, ("clients.count=5",), "seed-8 holds a different run (clients.count is 6 there, 5 here)"),
+        (
+            "seeds",
+            True,
+            ("clients.count=5",),
+            "seed-8 holds a different run (clients.count is 6 in its experiment.yaml, 5 here)",
+        ),
     ]:
         with pytest.raises(InputError) as error:
             repeat(experiment(*SMALL, *overrides), tmp_path / name, 2, resume)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fedsieve.errors import InputError
 from fedsieve.federate.traffic import Traffic
-from fedsieve.runs.sealed import TYPES, digest_of, load_sealed, save_sealed, write_tensors
+from fedsieve.runs.sealed import TYPES, digest_of_file, load_sealed, save_sealed, write_tensors
 from fedsieve.sieve.mask import Mask
 
 
@@ -24,7 +24,7 @@ def tensors_of(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_the_library_reads_what_we_write(tmp_path: Path, dtype: torch.dtype) -> None:
     path, tensors = tmp_path / "x.safetensors", {**tensors_of(dtype), "bytes": torch.tensor([1, 2, 3]).byte()}
-    assert write_tensors(path, tensors, {"about": "né"}) == digest_of(path)
+    assert write_tensors(path, tensors, {"about": "né"}) == digest_of_file(path)
     found = load_file(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -61,8 +61,10 @@ def traffic(path: Path) -> Callable[[], Any]:
 
 @pytest.mark.parametrize("written", [sealed, mask, traffic])
 def test_what_is_not_as_it_was_written_is_refused(tmp_path: Path, written: Callable) -> None:
-    read = written(tmp_path / "file")
-    path = next(tmp_path.glob("file.*"))
+    folder = tmp_path / "alone" / "here"  # so that no file of another test stands beside it
+    folder.mkdir(parents=True)
+    read = written(folder / "file")
+    path = next(folder.glob("file.*"))
     expected, content, refused = read(), path.read_bytes(), 0
     for seed in range(6):
         for damage in damages(path, random.Random(seed)):

@@ -11,7 +11,7 @@ from fedsieve import __version__
 from fedsieve.cli import compare, pages, reproduce, run, show, sweep
 from fedsieve.cli.cache import cache_app
 from fedsieve.cli.mask import mask_app
-from fedsieve.errors import InputError, RunError, machine_error
+from fedsieve.errors import INTERRUPTED_ADVICE, InputError, RunError, machine_error
 
 app = typer.Typer(
     help="Federated sparse fine-tuning of pretrained vision models.",
@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> Any:
     except Exception as error:
         code = _fail(_said_of(error), 1)
     if code == 130:  # typer has swallowed Ctrl-C
-        _fail("interrupted; the same command with --out (and --resume, for a run) goes on", 130)
+        _fail(INTERRUPTED_ADVICE, 130)
     sys.exit(_flushed(code or 0))
 
 

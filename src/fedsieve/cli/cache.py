@@ -26,4 +26,4 @@ def cache_clear() -> None:
     print(f"{cache_folder()}: {size(freed)} freed")
     if left:
         named = ", ".join(left[:NAMED]) + (f" and {len(left) - NAMED:,} more" if len(left) > NAMED else "")
-        print(f"left alone, as fedsieve did not make it or uses it: {named}")
+        print(f"kept, because fedsieve did not create them or is using them: {named}")

@@ -28,7 +28,11 @@ def console(stderr: bool = False) -> "Console":
 
 
 def reachable(path: Path | None) -> Path | None:
-    """The place that an option names; InputError if one cannot even look there."""
+    """The place that an option names; InputError if one cannot look there, or if safetensors could not."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{ascii(str(path))[:60]} is no name in UTF-8; give another place") from None
     try:
         if path is not None and path.is_dir():
             next(path.iterdir(), None)

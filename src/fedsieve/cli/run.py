@@ -80,12 +80,18 @@ def run_seeds(settings: "Experiment", folder: Path, count: int, resume: bool, ti
     terminal.print(f"± is the 95% interval of the mean; written to {folder}, figures in seeds.json", soft_wrap=True)
 
 
-def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
+PlacesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Where things are now: data.path=DIR model.backbone=FILE device=cpu"),
+]
+
+
+def evaluate(run: RunArgument, overrides: PlacesArgument = None, as_json: JsonOption = False) -> None:
     """Score a finished run's model again, on its validation and test sets."""
     from fedsieve.experiment import evaluate_run
     from fedsieve.report.tables import scores_table
 
-    scores = evaluate_run(run)
+    scores = evaluate_run(run, overrides or ())
     if as_json:
         print(json.dumps(scores))
     else:
@@ -94,13 +100,15 @@ def evaluate(run: RunArgument, as_json: JsonOption = False) -> None:
 
 def export(
     run: RunArgument,
+    overrides: PlacesArgument = None,
+    *,
     to: Annotated[Path, typer.Option(callback=reachable, metavar="DIR", help="The folder to make.")],
 ) -> None:
     """Write a finished run's model in Hugging Face format."""
     from fedsieve.runs.export import export_run
 
     terminal = console()
-    terminal.print(export_run(run, to), soft_wrap=True)
+    terminal.print(export_run(run, to, overrides or ()), soft_wrap=True)
     terminal.print(f"written to {to}", soft_wrap=True)
 
 

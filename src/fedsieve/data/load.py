@@ -65,8 +65,10 @@ def load(settings: DataSettings) -> Dataset:
             raise InputError(f"data.path: {settings.path} does not exist; give the place where the data lies")
         data = LOADERS[settings.name](settings)
     except (OSError, ValueError, RecursionError) as error:  # of the file system: too long, forbidden, nested too deeply
+        if settings.path is None:
+            raise
         reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise InputError(f"data.path: {shown(settings.path or '')[:200]} cannot be read ({reason})") from None
+        raise InputError(f"data.path: {shown(settings.path)[:200]} cannot be read ({reason})") from None
     return data if settings.limit is None or settings.limit >= len(data.train) else limited(data, settings.limit)
 
 

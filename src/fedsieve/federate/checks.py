@@ -20,11 +20,11 @@ HARMLESS = 1e30  # less than half a unit in the last place of LARGEST: added to 
 def check_update(update: Update, broadcast: Broadcast, samples: int, context: Context) -> float:
     """RunError unless a client with so many samples could have sent this update in this round.
 
-    The norm that it is compared with others by: that of the change of the weights, or the drift that the client tells
-    of if that is larger. Sums over samples grow with their number, so theirs is the norm a sample.
+    Returns the norm by which it is compared with other updates: that of the change of the weights, or the drift that
+    the client reports if that is larger. Sums grow with the number of samples, so theirs is the norm per sample.
     """
     if update.samples != samples:
-        raise RunError(f"it tells of {update.samples} samples, and it has {samples}")
+        raise RunError(f"it reports {update.samples} samples but has {samples}")
     if "delta" not in update.vectors:
         _check_names(update, set())
         check_sums(update)
@@ -34,9 +34,10 @@ def check_update(update: Update, broadcast: Broadcast, samples: int, context: Co
         check_number(name, number)
     _check_mask(update, broadcast, samples, context)
     if update.mask is not None and update.metrics["density"] != update.mask.density:
-        raise RunError(f"it tells of a density of {update.metrics['density']}, and its mask's is {update.mask.density}")
-    delta, where = update.vectors["delta"], update.positions(len(broadcast.weights))
+        raise RunError(f"it reports a density of {update.metrics['density']}, but its mask's is {update.mask.density}")
+    delta = update.vectors["delta"]
     if (norm := norm_of(delta)) > HARMLESS:  # the average of weights that are finite is finite
+        where = update.positions(len(broadcast.weights))
         weights = broadcast.weights if where is None else broadcast.weights[where.to(delta.device)]
         if not all_finite(weights + delta):
             raise RunError("its weights are not finite")
@@ -46,7 +47,7 @@ def check_update(update: Update, broadcast: Broadcast, samples: int, context: Co
 def check_number(name: str, number: float) -> None:
     """RunError for what no loss, drift or density can be."""
     if not 0 <= number <= LARGEST:
-        raise RunError(f"it tells of a {name} of {number:g}")
+        raise RunError(f"its {name} is {number:g}")
 
 
 def check_scores(scores: Tensor, size: int, client: int, clients: int) -> None:
@@ -60,7 +61,7 @@ def check_scores(scores: Tensor, size: int, client: int, clients: int) -> None:
 def _check_names(update: Update, expected: set[str]) -> None:
     if update.metrics.keys() != expected:
         wanted = ", ".join(sorted(expected)) or "nothing"
-        raise RunError(f"it tells of {', '.join(sorted(update.metrics)) or 'nothing'} instead of {wanted}")
+        raise RunError(f"it reports {', '.join(sorted(update.metrics)) or 'nothing'} instead of {wanted}")
 
 
 def _check_mask(update: Update, broadcast: Broadcast, samples: int, context: Context) -> None:

@@ -154,7 +154,7 @@ class _Masks:
 
     def __init__(self, device: str | torch.device) -> None:
         self.device = device
-        self.masks = 0
+        self.masks, self.covered = 0, 0  # how many, and the weights that each covers
         self.shared: Mask | None = None  # what all masks so far are
         self.counts: Tensor | None = None  # once they differ
 
@@ -164,7 +164,7 @@ class _Masks:
         elif self.shared is not None and not (mask is self.shared or mask == self.shared):
             counts = self.shared.unpack().to(self.device, torch.int8)
             self.counts, self.shared = _wide_enough(counts, self.masks) * self.masks, None
-        self.masks += 1
+        self.masks, self.covered = self.masks + 1, mask.size
         if self.counts is not None:
             self.counts = _wide_enough(self.counts, self.masks)
             self.counts += mask.unpack().to(self.device)
@@ -172,10 +172,11 @@ class _Masks:
     def overlap(self, ranges: Ranges) -> float | None:
         """Weights that two masks share over weights that either has, both summed over pairs; 1 if no mask has any.
 
+        Masks may cover only the first part of the vector: None where they cover nothing.
         With c masks that have a weight active, c (c - 1) / 2 pairs share it. As |m_i or m_j| is
         |m_i| + |m_j| - |m_i and m_j|, the second sum is (masks - 1) sum_k |m_k| minus the first.
         """
-        if self.masks < 2:
+        if self.masks < 2 or all(start >= self.covered for start, _ in ranges):
             return None
         if self.counts is None:
             return 1.0

@@ -123,7 +123,7 @@ class HiddenRound(HiddenUpdates):
     def _check(self, sums: dict[str, float]) -> None:
         """RunError if the clients together tell what they cannot: the server cannot see which of them lies."""
         if sums["samples"] != self.samples:
-            what = f"the clients tell of {sums['samples']:g} samples together, and they have {self.samples}"
+            what = f"the clients report {sums['samples']:g} samples in total but have {self.samples}"
         elif not sums["weight"] > 0 or min(sums["loss"], sums["drift"]) < 0:
             what = "the clients' weights, losses or drifts do not add up to a positive number"
         else:

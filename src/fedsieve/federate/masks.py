@@ -61,11 +61,11 @@ class Masks:
         ask: Ask | None = None,
         note: Callable[[str], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        data: str = "",
+        run: str = "",
     ) -> None:
         self.settings, self.scope, self.network = settings, scope, network
         self.batch_size, self.phase, self.seed = batch_size, phase, seed
-        self.start, self.data = start, data  # the weights in scope at the phase's start; the fingerprint of all data
+        self.start, self.run = start, run  # the weights in scope at the phase's start; the run's fingerprint
         self.holders, self.folder, self.note, self.progress = holders, folder, note, progress
         self.ask: Ask = ask or (lambda jobs: (self.scores(job) for job in jobs))  # who lets clients score their weights
         self.shapes = shapes_of(scope.sieved.items())
@@ -270,7 +270,7 @@ class Masks:
     def _origin(self) -> str:
         """What all masks that are drawn once follow from, beside the settings."""
         start = digest_of_tensors([self.start]) if self.settings.needs_start else ""
-        return f"phase {self.phase}, seed {self.seed}, data {self.data}, start {start}"
+        return f"phase {self.phase}, seed {self.seed}, run {self.run}, start {start}"
 
     def _kept(self, name: str, make: Callable[[], Mask]) -> Mask:
         """The mask in a file, or a new one: also if the file is damaged, or holds the mask of someone else."""
@@ -281,7 +281,7 @@ class Masks:
             try:
                 return Mask.load(path, of)
             except InputError:
-                self.note(f"{path} is damaged; calibrating that mask again")
+                self.note(f"{path} is damaged, or was made from other data or weights; calibrating the mask again")
         mask = make()
         path.parent.mkdir(parents=True, exist_ok=True)
         mask.save(path, of)

@@ -97,10 +97,10 @@ class Mixing:
         ask: Ask,
         note: Callable[[str], None] = lambda _: None,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        data: str = "",
+        run: str = "",
     ) -> None:
         self.settings, self.context, self.phase, self.folder = settings, context, phase, folder
-        self.data = data  # the fingerprint of all data
+        self.run = run  # the run's fingerprint
         self.holders, self.exchange, self.ask = holders, exchange, ask
         self.note, self.progress = note, progress
         self.dtype = getattr(torch, settings.dtype)
@@ -116,7 +116,7 @@ class Mixing:
         """
         kept, scope = self.folder / TOTAL, self.context.scope
         start = digest_of_tensors([scope.read()]) if is_new else ""
-        of = f"mixing, phase {self.phase}, data {self.data}, start {start}" if is_new else None
+        of = f"mixing, phase {self.phase}, run {self.run}, start {start}" if is_new else None
         try:
             self._load(kept, of)
         except (ValueError, KeyError):

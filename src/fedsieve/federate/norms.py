@@ -1,6 +1,6 @@
 """Updates that are far longer than the others of their phase are left out.
 
-What is usual is told by the median of the phase's last `WINDOW` updates that were taken. The first updates of a phase
+The median of the phase's last `WINDOW` accepted updates says what is usual. The first updates of a phase
 have nothing to be compared with, so they wait until there are `ENOUGH` of them (or the round is over) and are then
 judged together: who lies first gains nothing. Updates are taken in the order in which they arrive, which is the same
 for any number of workers, and the norms are part of the checkpoint, so a resumed run leaves out the same updates.
@@ -78,9 +78,9 @@ class NormLimit:
         median = usual[(len(usual) - 1) // 2] if usual else math.inf
         for reply in replies:
             if reply.norm > limit * median:
-                what = "sums have, a sample, the norm" if reply.is_sums else "update has the norm"
+                what = "the norm of its sums per sample is" if reply.is_sums else "the norm of its update is"
                 than = f"clients.norm_limit {limit:g} times the phase's median {median:.3g}"
-                yield reply, f"its {what} {reply.norm:.3g}, more than {than}; if it is no lie, lower lr"
+                yield reply, f"{what} {reply.norm:.3g}, more than {than}; if the client is honest, lower lr"
                 continue
             if reply.norm > 0:
                 self._record(reply.norm)

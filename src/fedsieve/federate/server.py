@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from fedsieve.config import ClientSettings, HighLoss, PhaseSettings
+from fedsieve.config import FEWEST_HIDDEN, ClientSettings, HighLoss, PhaseSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.aggregate import all_finite
 from fedsieve.federate.checks import check_number, check_update
@@ -172,7 +172,7 @@ class Server:
         self._send(round.chosen, round)
 
     def _losses(self, candidates: list[int], round: Round) -> dict[int, float]:
-        """What each candidate tells of the weights on its own samples; who tells of none that can be is left out."""
+        """Each candidate's loss on its own samples; a candidate with an impossible loss is left out."""
         jobs = [Job("loss", {"client": client}) for client in candidates]
         told = zip(candidates, self.ask(jobs), strict=True)
         losses = {client: float(answer.about["loss"]) for client, answer in told}
@@ -278,6 +278,9 @@ class Server:
     def _gather_hidden(self, round: Round) -> Tensor:
         """The new weights from the sum of all replies, none of which the server can read by itself."""
         self._must_be_enough(round)  # of those who told their losses
+        if len(round.chosen) < FEWEST_HIDDEN:
+            left = f"{len(round.chosen)} clients are left, and clients.secure: zero_sum needs {FEWEST_HIDDEN}"
+            raise RunError(f"{round.place}: {left}; the sum over fewer would show single updates")
         samples = int(self.sizes[round.chosen].sum())
         hidden = HiddenRound(round.chosen, samples, round.broadcast, self.clients, self.exchange, round.place)
         round.traffic += hidden.traffic

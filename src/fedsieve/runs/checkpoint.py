@@ -19,7 +19,7 @@ from xxhash import xxh3_128
 from fedsieve.errors import RunError
 from fedsieve.federate.versions import Versions
 from fedsieve.runs.clients import States, first_damaged
-from fedsieve.runs.sealed import OlderVersionError, digest_of, load_sealed, save_sealed
+from fedsieve.runs.sealed import OlderVersionError, digest_of_file, load_sealed, save_sealed
 
 NAME = re.compile(r"\d{8,}\.safetensors")
 KEPT = 2  # the newest, and the one before in case the newest is damaged
@@ -60,7 +60,7 @@ class Companions:
             return metrics
         for name, digest in self.files.items():
             path = run / name
-            if digest_of(path) != digest:
+            if digest_of_file(path) != digest:
                 return path
             if (damaged := first_damaged(path.parent, states_in(path))) is not None:
                 return damaged
@@ -140,7 +140,7 @@ def find_newest(run: Path) -> tuple[list[Checkpoint], dict[Path, Path]]:
     """The newest checkpoint that is whole and the ones before it, and the newer ones, which were passed over.
 
     A checkpoint is whole if its own file and all files that belong to it are as they were written. Each one that was
-    passed over comes with the file to blame. There is none at all if the checkpoints' own files are all damaged: then
+    passed over comes with the damaged file. There is none at all if the checkpoints' own files are all damaged: then
     the run can start over. RunError if the fault lies with other files, which someone may have a copy of.
     """
     passed: dict[Path, Path] = {}

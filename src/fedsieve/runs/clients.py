@@ -35,7 +35,7 @@ from torch import Tensor
 from fedsieve.errors import MachineError, RunError
 from fedsieve.federate.client import ClientState
 from fedsieve.runs.atomic import flush_to_disk
-from fedsieve.runs.sealed import digest_of, write_tensors
+from fedsieve.runs.sealed import digest_of_file, write_tensors
 
 VERSION = re.compile(r"client-(\d{6,})-round-(\d{8,})\.safetensors")
 DIGEST = 16  # bytes
@@ -79,7 +79,7 @@ class States:
 def first_damaged(folder: Path, states: States) -> Path | None:
     """The first file that is not there, or not as it was written. All of them are read."""
     paths = ((folder / _name(client, round), digest.hex()) for client, round, digest in states)
-    return next((path for path, digest in paths if digest_of(path) != digest), None)
+    return next((path for path, digest in paths if digest_of_file(path) != digest), None)
 
 
 class ClientStore:

@@ -6,7 +6,7 @@ with the head beside it. What is written gives the same scores as the run's mode
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,6 +19,7 @@ from fedsieve.config import DataSettings, ResizeCenterCrop
 from fedsieve.data.load import load
 from fedsieve.data.transform import KNOWN, channel_statistics
 from fedsieve.errors import InputError, RunError
+from fedsieve.experiment_file import elsewhere
 from fedsieve.model.backbone import quiet_transformers
 from fedsieve.model.checkpoint import our_name
 from fedsieve.model.classifier import Classifier, load_classifier
@@ -28,13 +29,13 @@ from fedsieve.runs.read import read_experiment, read_result
 TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
 
 
-def export_run(run: Path, to: Path) -> str:
+def export_run(run: Path, to: Path, overrides: Sequence[str] = ()) -> str:
     """Write the run's model and its evaluation transform to the folder `to`; one line on how to load them."""
     read_result(run)  # only a finished run has a model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"--to {to} exists already; give the name of a new folder")
     model = load_classifier(run)
-    processor = preprocessor_config(read_experiment(run).data)
+    processor = preprocessor_config(elsewhere(read_experiment(run), overrides).data)
     target = to.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

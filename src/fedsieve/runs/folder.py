@@ -23,7 +23,7 @@ from fedsieve.runs.atomic import flush_to_disk, write_text, written_atomically
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
 from fedsieve.runs.clients import ClientStore
 from fedsieve.runs.read import read_experiment, read_metrics, with_digests
-from fedsieve.runs.sealed import digest_of, load_sealed, save_sealed
+from fedsieve.runs.sealed import digest_of_file, load_sealed, save_sealed
 
 FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
 START, TOTAL = "start.safetensors", "total.safetensors"  # of masks, and of mixing
@@ -39,7 +39,7 @@ class RunFolder:
         self.path = path
         self.experiment = experiment
         self.resume = resume
-        self.damaged: dict[Path, Path] = {}  # checkpoints that were passed over, and the file to blame
+        self.damaged: dict[Path, Path] = {}  # checkpoints that were passed over, and the damaged file
         self._lock: IO[str] | None = None
         self._saved_at, self._save_took = float("-inf"), 0.0
         self._found: list[Companions] = []  # of the checkpoints that were there at the start
@@ -66,7 +66,8 @@ class RunFolder:
             there, here = (one.outcome().model_dump(mode="json") for one in (earlier, self.experiment))
             key, old, new = _first_difference(there, here)
             raise InputError(
-                f"--out {self.path} holds a different run ({key} is {old} there, {new} here); give another folder"
+                f"--out {self.path} holds a different run ({key} is {old} in its experiment.yaml, {new} here); "
+                "give another folder"
             )
         if not self.resume:
             way = "give another folder" if self.is_finished else "add --resume to go on with it, or give another folder"
@@ -181,7 +182,7 @@ class RunFolder:
 
         `needs` are files that were made at the phase's start and that its rounds cannot do without.
         """
-        self._files = {str(path.relative_to(self.path)): digest_of(path) for path in needs}
+        self._files = {str(path.relative_to(self.path)): digest_of_file(path) for path in needs}
         folder = self.path / "clients" / phase
         name = str(folder.relative_to(self.path))
         store = ClientStore(folder, [found.states for found in self._found if found.folder == name])

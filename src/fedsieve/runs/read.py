@@ -110,10 +110,10 @@ def with_digests(result: Mapping[str, Any], run: Path) -> dict[str, Any]:
     """The result of a run that ends now, with the digests of the files in its folder and one of itself."""
     there = [name for name in WITH_DIGEST if (run / name).exists()]
     whole = {**result, "files": {name: sha256_of(run / name) for name in there}}
-    return {**whole, "digest": digest_of(whole)}
+    return {**whole, "digest": digest_of_result(whole)}
 
 
-def digest_of(result: Mapping[str, Any]) -> str:
+def digest_of_result(result: Mapping[str, Any]) -> str:
     """SHA-256 of the result as JSON without spaces, with sorted keys and without the key `digest`."""
     rest = {key: value for key, value in result.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
@@ -155,7 +155,8 @@ def read_result(run: Path) -> dict[str, Any]:
         raise InputError(f"{run} is no finished run (it has no result.json); give the folder of one")
     result = _json(_text(path), path)
     _require(Result, result, path)
-    if ("files" in result) != ("digest" in result) or result.get("digest", digest_of(result)) != digest_of(result):
+    digest = digest_of_result(result)
+    if ("files" in result) != ("digest" in result) or result.get("digest", digest) != digest:
         raise _changed(path)
     return result
 

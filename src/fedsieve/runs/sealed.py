@@ -78,7 +78,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     return digest.hexdigest()
 
 
-def digest_of(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
     """Of all bytes of a file; of one that is not there or cannot be read it is empty."""
     try:
         with path.open("rb") as file:

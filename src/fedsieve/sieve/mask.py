@@ -126,7 +126,8 @@ class Mask:
         return self ^ Mask.full(self.shapes)  # so that the bits behind the last weight stay 0
 
     def __le__(self, other: "Mask") -> bool:
-        return (self - other).active == 0
+        other.must_fit(self.shapes)
+        return not bool((self.bits & ~other.bits).any())  # the bits behind the last weight are 0
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mask) and _same(self.shapes, other.shapes) and torch.equal(self.bits, other.bits)
@@ -175,7 +176,9 @@ class Mask:
 
         With `of`, also if it was not saved as that.
         """
-        path = Path(path) / FILE_NAME if Path(path).is_dir() else path
+        path = Path(path) / FILE_NAME if Path(path).is_dir() else Path(path)
+        if not path.exists():
+            raise InputError(f"{path} does not exist; give a file made by `fedsieve mask`")
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["mask"])

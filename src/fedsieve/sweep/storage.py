@@ -63,7 +63,7 @@ def check_trials(trials: Sequence[FrozenTrial]) -> None:
     """ValueError if one of them is not as it was written; trials from before there were digests are not looked at."""
     for trial in trials:
         if not isinstance(values_of(trial), dict):
-            raise ValueError(f"the values of trial {trial.number} are none")
+            raise ValueError(f"trial {trial.number} has no readable values")
         told = trial.user_attrs.get(DIGEST)
         if trial.state.is_finished() and told not in (
             None,

@@ -18,8 +18,8 @@ def tie(lifeline: int, parent: int) -> None:
     """End this process with the main one, in the midst of whatever it does.
 
     `lifeline` is a socket whose other end only the main process has, and never uses: reading it takes as long as that
-    process lives. Where the system can do it (Linux), it also kills this process with its parent, even if Python code
-    cannot run; `parent` is 0 where that must not be, because it goes by the thread that started this process.
+    process lives. On Linux the system also kills this process with its parent, even if Python code cannot run. Pass 0
+    as `parent` if a thread other than the main one starts this process: Linux sends the signal when that thread ends.
     """
     threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
     if parent and sys.platform == "linux":

@@ -34,6 +34,7 @@ class Twin:
     def __init__(self, experiment: Experiment, bench: Workbench, folder: Path, weights: SharedBuffer) -> None:
         self.experiment, self.bench, self.folder = experiment, bench, folder
         self.phases = plan(experiment, bench)
+        bench.fingerprint  # noqa: B018 (found now, before the weights change)
         self.shared: Tensor = torch.frombuffer(weights.view(4 * len(bench.model.vector)), dtype=torch.float32)
         self.at = Published(-1, -1, -1, [])
         self.clients: Clients | None = None
