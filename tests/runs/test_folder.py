@@ -143,13 +143,13 @@ def test_what_is_there_is_never_overwritten(experiment: Maker, tmp_path: Path) -
     interrupted(experiment(), out, 2)
     with pytest.raises(InputError, match=r"unfinished run.*--resume"):
         run(experiment(), out)
-    with pytest.raises(InputError, match=r"different run \(seed is 7 in its experiment.yaml, 8 here\)"):
+    with pytest.raises(InputError, match=r"different run \(seed is 7 in its experiment\.yaml, 8 here\)"):
         run(experiment("seed=8"), out, resume=True)
     run(experiment(), out, resume=True)
     content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(InputError, match="a finished run"):
         run(experiment(), out)
-    with pytest.raises(InputError, match=r"phases\.0\.rounds is 3 there, 9 here"):
+    with pytest.raises(InputError, match=r"phases\.0\.rounds is 3 in its experiment\.yaml, 9 here"):
         run(experiment("phases.0.rounds=9"), out)
     assert run(experiment(), out, resume=True) == json.loads((out / "result.json").read_text())
     assert content == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
