@@ -217,6 +217,7 @@ def test_a_search_tries_as_many_points_as_asked_within_their_ranges(search_file:
 
 
 def test_a_search_that_was_ended_goes_on_as_if_it_had_not_been(search_file: Path, tmp_path: Path) -> None:
+    search_file.write_text(yaml.safe_dump(yaml.safe_load(search_file.read_text()) | {"arms": {}}))
     whole = run_sweep(load_sweep(str(search_file)), tmp_path / "whole", Silent([]))
     for stop in (3, 14, 1000):
         try:
@@ -355,6 +356,7 @@ def test_two_processes_make_as_many_trials_as_asked_and_share_the_seeds(search_f
 
 def test_a_killed_search_that_is_resumed_tells_no_round_twice(search_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    search_file.write_text(yaml.safe_dump(yaml.safe_load(search_file.read_text()) | {"trials": 2}))
     with suppress(KeyboardInterrupt):
         run_sweep(load_sweep(str(search_file)), out, Silent([], 2))
     done = subprocess.run(command(search_file, out), capture_output=True, text=True)
