@@ -33,7 +33,7 @@ from fedsieve.sweep.sweep import in_lines
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-DOUBT = 0.05  # what differs with a p value above it may be chance
+DOUBT = 0.05  # a difference with a larger p value is not significant
 
 
 # ------------------------------------------------------------------------------------------- raw results
@@ -331,7 +331,7 @@ def guidelines(spec: dict[str, Any]) -> list[str]:
             costs = [size(sends[best]), size(keeps[best])]
             rows.append([column, limit, *map(str, takes), accuracy, brings, *costs, "; ".join(alike) or "–"])
     head = ["data", "limits", "rule", "frozen", "calibration rounds", "J", "test accuracy, %", "more than before"]
-    return table([*head, "sent up", "optimizer keeps", "not told apart from it"], rows)
+    return table([*head, "sent up", "optimizer keeps", "not significantly different from it"], rows)
 
 
 def build(docs: Path) -> str:
