@@ -29,10 +29,11 @@ def is_writing_a_checkpoint(out: Path) -> bool:
     return finished_rounds(out) >= 1 and any((out / "checkpoints").glob(".*.partial"))
 
 
+# In this order each moment is still to come when the run goes on after the one before.
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "the folder is just there": lambda out: (out / "experiment.yaml").exists(),
-    "in the first phase": lambda out: finished_rounds(out) >= 3,
-    "while a checkpoint is written": lambda out: is_writing_a_checkpoint(out) or finished_rounds(out) >= HEAD - 1,
+    "while a checkpoint is written": lambda out: is_writing_a_checkpoint(out) or finished_rounds(out) >= 4,
+    "in the first phase": lambda out: finished_rounds(out) >= 8,
     "between the phases": lambda out: finished_rounds(out) >= HEAD,
     "in the second phase": lambda out: finished_rounds(out) >= HEAD + 4,
 }
@@ -64,6 +65,7 @@ def file(experiment: Callable[..., Experiment], tmp_path_factory: pytest.TempPat
 
 
 def killed_at(moment: str, file: Path, out: Path) -> None:
+    assert not MOMENTS[moment](out), f"{moment}: the run is past it"
     process = subprocess.Popen(command(file, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not MOMENTS[moment](out):
         assert process.poll() is None, f"the run ended before it could be killed ({moment})"
