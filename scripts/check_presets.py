@@ -2,9 +2,9 @@
 
     python scripts/check_presets.py PATH/TO/cifar-100-python [--out DIR]       # about an hour on one core
 
-Each preset runs with pico on 700 images of CIFAR-100 at 32 px, about 10 clients that all take part in each round (100,
-of which 20 take part, if they draw their classes), 3 rounds in each phase, at most 2 local epochs, and batches of at
-most 16 images.
+Each preset runs with pico on 700 images of CIFAR-100 at 32 px, about 10 clients that all take part in each round (100
+if they draw their classes, of which 20 take part if they calibrate masks), 3 rounds in each phase, at most 2 local
+epochs, and batches of at most 16 images.
 The table, docs/results/presets.md, has the validation loss before and after each phase, at the first learning rates
 with which it falls in every phase: the preset's own (unless one is below TOO_LOW), or the next of RATES.
 """
@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedsieve.config import ClassesSplit, Experiment, PhaseSettings
+from fedsieve.config import ClassesSplit, Experiment, HighLoss, HighLossSettings, PhaseSettings
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
 from fedsieve.experiment_file import load_experiment, preset_names, report_of
@@ -35,14 +35,14 @@ INTRODUCTION = f"""\
 # Does every preset learn?
 
 A short run of each preset of a report: `pico`, {IMAGES:,} images of CIFAR-100 at 32 px, about 10 clients that all take
-part in each round (100, of which 20 take part, if they draw their classes), {ROUNDS} rounds in each phase, at most
-{EPOCHS} local epochs, batches of at most {BATCH} images, one seed. The losses are those of the validation images before
-and after each phase; chance is {math.log(100):.2f}. Learning rates below {TOO_LOW} do nothing in so few steps. So the
-table shows the first of these with which the loss falls by {CHANGE} in every phase: the preset's own rates (unless one
-is below {TOO_LOW}), 0.1, 0.01, then 0.1 with 1.0 or 0.01 for the last phase, then 0.01 with 0.001 (marked * if they are
-not the preset's own). If there are none, it shows those that end with the lowest loss. `-literal` readings, whose head
-is all but frozen, are run at 0.1 only. Accuracies after so little training mean nothing. A preset whose loss does not
-fall says why in `assumed`.
+part in each round (100 if they draw their classes, of which 20 take part if they calibrate masks), {ROUNDS} rounds in
+each phase, at most {EPOCHS} local epochs, batches of at most {BATCH} images, one seed. The losses are those of the
+validation images before and after each phase; chance is {math.log(100):.2f}. Learning rates below {TOO_LOW} do nothing
+in so few steps. So the table shows the first of these with which the loss falls by {CHANGE} in every phase: the
+preset's own rates (unless one is below {TOO_LOW}), 0.1, 0.01, then 0.1 with 1.0 or 0.01 for the last phase, then 0.01
+with 0.001 (marked * if they are not the preset's own). If there are none, it shows those that end with the lowest loss.
+`-literal` readings, whose head is all but frozen, are run at 0.1 only. Accuracies after so little training mean
+nothing. A preset whose loss does not fall says why in `assumed`.
 
     python scripts/check_presets.py PATH/TO/cifar-100-python
 
@@ -54,10 +54,16 @@ def shortened(preset: str, data: Path) -> Experiment:
     changes = [f"data.path={data}", "model.backbone=pico", "device=cpu", "threads=1", "evaluate.test=never"]
     small = shrunken(load_experiment(preset, changes), Scale("check", images=IMAGES, image_size=32, clients=10))
     phases = tuple(_short(phase) for phase in small.phases)
-    split, count, fraction = small.clients.split, small.clients.count, 1.0  # in so few rounds all take part
+    update: dict[str, Any] = {"fraction": 1.0}  # in so few rounds all take part
+    split, select = small.clients.split, small.clients.select
     if isinstance(split, ClassesSplit) and split.assign == "random":
-        count, fraction = load_experiment(preset).clients.count, 0.2  # ten clients would draw few of the classes
-    clients = small.clients.model_copy(update={"fraction": fraction, "count": count})
+        update["count"] = load_experiment(preset).clients.count  # ten clients would draw few of the classes
+        if any(phase.mask and phase.mask.by_sensitivity for phase in small.phases):
+            update["fraction"] = 0.2  # to calibrate a hundred masks in each epoch would take long
+    if isinstance(select, HighLoss):
+        candidates = update.get("count", small.clients.count)
+        update["select"] = HighLoss(high_loss=HighLossSettings(candidates=candidates))
+    clients = small.clients.model_copy(update=update)
     evaluate = small.evaluate.model_copy(update={"keep": "last"})
     return small.model_copy(update={"phases": phases, "clients": clients, "evaluate": evaluate})
 
