@@ -149,7 +149,7 @@ def test_a_preset_that_does_not_learn_in_the_check_says_why() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| 0")]
     assert [name for name, *_ in rows] == [name for name in OF_REPORTS for _ in load_experiment(name).phases]
     for name, _, _, before, after, verdict in rows:
-        falls = float(before) - float(after) >= 0.0195
+        falls = float(before) - float(after) >= 0.0195  # the bar is 0.02, and the table is rounded
         assert falls == (verdict == "")
         expect = load_experiment(name).expect
         assert expect is not None and expect.assumed is not None
