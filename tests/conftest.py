@@ -1,6 +1,7 @@
 """What many tests need: a cache of their own, a small data set and a small pretrained-looking backbone."""
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,7 @@ TINY = ViTShape(image_size=16, patch_size=8, width=64, depth=3, heads=1, hidden=
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["FEDSIEVE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["HF_HUB_OFFLINE"] = "1"
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in a shell's background ignores it, as would ours
     os.environ["FEDSIEVE_WORKERS"] = "1"  # starting processes for each of hundreds of tiny runs would take minutes
 
 
