@@ -11,7 +11,7 @@ import torch
 from common import VIT_S
 from safetensors.torch import save_file
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data.load import load
 from fedsieve.model.vit import ViT, initialize
 
@@ -252,7 +252,11 @@ CASES: dict[str, Case] = {
     "workers": Case(
         "fedsieve's workers: all weights of ViT-S, 1 round of 10 clients, 2 steps of 16 images each",
         lambda folder: dense(folder, batch=16, steps=2),
-        {"1 worker of 2 threads": workers(1, 2), "2 workers of 1 thread": workers(2, 1)},
+        {
+            "1 worker of 2 threads": workers(1, 2),
+            "2 workers of 1 thread": workers(2, 1),
+            "1 worker of 1 thread": workers(1, 1),
+        },
     ),
     "floor": Case(
         "All weights of ViT-S as in `dense`, beside two processes of one thread that do nothing but steps",

@@ -34,11 +34,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 from workload import Workload, as_experiment, evaluate, set_tensors, train, trained_tensors
 
+from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.experiment import run
-from fedsieve.federate.jobs import Job
-from fedsieve.model.features import feature_depth
-from fedsieve.observer import Observer
-from fedsieve.workers.crew import Crew
+from fedsieve.experiment.prepare import publish_phase
+from fedsieve.federate.types import Job
+from fedsieve.observe.callbacks import Callback
 
 STARTED = time.perf_counter()
 FORWARD_BATCHES = (25, 50, 100, 250)
@@ -261,7 +261,7 @@ def forward(file: Path, options: Options) -> Outcome:
 # ---------------------------------------------------------------------------------------- fedsieve
 
 
-class Timing(Observer):
+class Timing(Callback):
     """From when the first round is about to begin (features are still to be made) until the last is over."""
 
     def __init__(self) -> None:
@@ -285,8 +285,8 @@ def fedsieve(file: Path, options: Options) -> Outcome:
     timing = Timing()
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        with patch.object(Crew, "__init__", _wait_for_workers):
-            result = run(as_experiment(settings, options.overrides.split()), Path(folder) / "run", observer=timing)
+        with patch.object(WorkerPool, "__init__", _wait_for_workers):
+            result = run(as_experiment(settings, options.overrides.split()), Path(folder) / "run", callback=timing)
         whole = time.perf_counter() - start
         weights = load_file(Path(folder) / "run" / "model.safetensors")
     more = {"whole run": whole, "median round": statistics.median(timing.rounds), "bytes up": result["bytes_up"]}
@@ -299,15 +299,17 @@ def _warm_up(file: Path) -> None:
     load(file, Options())
 
 
-_make_crew = Crew.__init__
+_make_pool = WorkerPool.__init__
 
 
-def _wait_for_workers(crew: Crew, *arguments: Any) -> None:
+def _wait_for_workers(pool: WorkerPool, *arguments: Any) -> None:
     """Nobody's start is measured, and everybody's processes have seen the network before, as after `load`."""
-    _make_crew(crew, *arguments)
-    crew.wait()
-    about = {"part": "train", "depth": feature_depth(crew.bench.classifier), "first": 0}
-    list(crew.ask([Job("outputs", about, np.arange(16))] * crew.size))
+    _make_pool(pool, *arguments)
+    pool.wait()
+    context = pool.runtime.context
+    publish_phase(pool, pool.runtime.phases[0], context.model.vector)
+    about = {"phase": 0, "part": "train", "depth": context.feature_depth, "first": 0}
+    list(pool.map([Job("outputs", about, np.arange(16))] * pool.size))
 
 
 # ------------------------------------------------------------------------------------------- command

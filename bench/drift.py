@@ -13,8 +13,8 @@ from common import ratio, report, side_by_side, timed, vit_s_classifier
 from torch import nn
 from torch.nn import functional as F
 
-from fedsieve.federate.client import touched_positions
-from fedsieve.federate.drift import Interference
+from fedsieve.federate.diagnostics import Interference
+from fedsieve.federate.local import touched_positions
 from fedsieve.sieve.calibrate import calibrate
 
 TURNS = 7

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsieve.model.compiled import compile_blocks
-from fedsieve.precision import Precision, forward
+from fedsieve.model.precision import Precision, forward
 from fedsieve.sieve.calibrate import calibrate
 from fedsieve.sieve.mask import Mask
 from fedsieve.sieve.rows import only_active

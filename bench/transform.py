@@ -9,7 +9,7 @@ import torch
 from common import side_by_side, timed, vit_s_classifier
 from torch.nn import functional as F
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data.load import Samples
 from fedsieve.data.transform import Transform
 

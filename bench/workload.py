@@ -15,14 +15,14 @@ import yaml
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsieve.config import Experiment
-from fedsieve.experiment_file import parse_experiment
-from fedsieve.federate.client import batches
-from fedsieve.federate.select import uniform
+from fedsieve.config.experiment_file import parse_experiment
+from fedsieve.config.schema import Experiment
+from fedsieve.context import RunContext
+from fedsieve.federate.batches import batches
+from fedsieve.federate.selection.uniform import drawn
 from fedsieve.model.features import feature_depth
-from fedsieve.observer import Observer
+from fedsieve.observe.callbacks import Callback
 from fedsieve.randomness import numpy_generator
-from fedsieve.workbench import Workbench
 
 Epochs = list[list[Tensor]]  # of one client in one round: the batches of each epoch, as positions among its samples
 EVALUATION_BATCH = 100
@@ -54,29 +54,30 @@ class Workload:
 def make_workload(settings: dict[str, Any], on_features: bool) -> Workload:
     """The work of an experiment's only phase; `on_features` lets everybody start from the backbone's output."""
     experiment = as_experiment(settings).resolved()
-    bench, (phase,) = Workbench(experiment, Observer()), experiment.phases
-    held = [bench.training[own] for own in bench.split.clients]  # as positions in the training set
+    context, (phase,) = RunContext(experiment, Callback()), experiment.phases
+    held = [context.training[own] for own in context.partition.clients]  # as positions in the training set
     rounds = []
     for number in range(1, phase.rounds + 1):
         generator = numpy_generator(experiment.seed, "clients", phase.name, number)
-        chosen = uniform(experiment.clients.count, experiment.clients.per_round, generator)
+        chosen = drawn(experiment.clients.count, experiment.clients.per_round, generator)
         address = (experiment.seed, phase.name, number)
         rounds.append({one: list(batches(len(held[one]), phase.local, *address, one)) for one in chosen})
     taking_part = sorted({client for chosen in rounds for client in chosen})
     ends = torch.tensor([0, *(len(held[client]) for client in taking_part)]).cumsum(0).tolist()
-    kept = torch.cat([torch.from_numpy(held[one]) for one in taking_part] + [torch.from_numpy(bench.validation_sample)])
-    inputs, network = _inputs(bench, kept, on_features)
-    trained = bench.model.scope(phase.train).named
+    samples = [*(held[one] for one in taking_part), context.validation_sample]
+    kept = torch.cat([torch.from_numpy(one) for one in samples])
+    inputs, network = _inputs(context, kept, on_features)
+    trained = context.model.scope(phase.train).named
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in trained)
     local = phase.local
     return Workload(
         network=network,
         inputs=inputs,
-        labels=bench.data.train.labels[kept],
+        labels=context.data.train.labels[kept],
         clients={one: torch.arange(*ends[place : place + 2]) for place, one in enumerate(taking_part)},
         count=experiment.clients.count,
-        samples=len(bench.data.train),
+        samples=len(context.data.train),
         rounds=rounds,
         validation=torch.arange(ends[-1], len(kept)),
         optimizer={"lr": local.lr, "momentum": local.momentum, "weight_decay": local.weight_decay},
@@ -84,14 +85,14 @@ def make_workload(settings: dict[str, Any], on_features: bool) -> Workload:
 
 
 @torch.no_grad()
-def _inputs(bench: Workbench, kept: Tensor, on_features: bool) -> tuple[Tensor, nn.Module]:
+def _inputs(context: RunContext, kept: Tensor, on_features: bool) -> tuple[Tensor, nn.Module]:
     """What the network takes for these training samples, and the network, its tensors named as in a run's model."""
     if on_features:
-        depth = feature_depth(bench.classifier)
-        features = bench.frozen_outputs(bench.data.train, kept.numpy(), depth)(torch.arange(len(kept)))
-        return features, nn.Sequential(OrderedDict(head=bench.classifier.head))
-    images = bench.data.train.images[kept].split(EVALUATION_BATCH)
-    return torch.cat([bench.transform.evaluation(batch) for batch in images]), bench.classifier
+        depth = feature_depth(context.classifier)
+        features = context.frozen_outputs("train", kept.numpy(), depth)(torch.arange(len(kept)))
+        return features, nn.Sequential(OrderedDict(head=context.classifier.head))
+    images = context.data.train.images[kept].split(EVALUATION_BATCH)
+    return torch.cat([context.transform.evaluation(batch) for batch in images]), context.classifier
 
 
 def as_experiment(settings: dict[str, Any], overrides: Iterable[str] = ()) -> Experiment:

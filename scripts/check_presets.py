@@ -15,19 +15,27 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedsieve.config import ClassesSplit, Experiment, HighLoss, HighLossSettings, PhaseSettings
+import numpy as np
+
+from fedsieve.analysis.reproduce.scale import Scale, shrunken
+from fedsieve.config.experiment_file import load_experiment, preset_names, report_of
+from fedsieve.config.partition_settings import ClassesSplit
+from fedsieve.config.phase_settings import PhaseSettings
+from fedsieve.config.schema import Experiment
+from fedsieve.config.settings import option
+from fedsieve.context import RunContext
+from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
-from fedsieve.experiment_file import load_experiment, preset_names, report_of
-from fedsieve.observer import Observer
-from fedsieve.reproduce.scale import Scale, shrunken
-from fedsieve.runs.atomic import write_text
+from fedsieve.federate.selection.high_loss import HighLoss
+from fedsieve.files.atomic import write_text
+from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.read import read_metrics
-from fedsieve.workbench import Workbench, configure_torch
 
 Row = tuple[str, float, float, float]  # a phase's name, its learning rate, and the validation loss before and after it
 TABLE = Path(__file__).parents[1] / "docs" / "results" / "presets.md"
 IMAGES, ROUNDS, EPOCHS, BATCH = 700, 3, 2, 16
+SCORED_AT_ONCE = 500
 RATES = ((0.1, 0.1), (0.01, 0.01), (0.1, 1.0), (0.1, 0.01), (0.01, 0.001))  # of the first phase, and of the last
 TOO_LOW = 0.01  # to do anything in so few steps
 CHANGE = 0.02  # of the loss; a smaller change is nothing
@@ -60,9 +68,9 @@ def shortened(preset: str, data: Path) -> Experiment:
         update["count"] = load_experiment(preset).clients.count  # ten clients would draw few of the classes
         if any(phase.mask and phase.mask.by_sensitivity for phase in small.phases):
             update["fraction"] = 0.2  # to calibrate a hundred masks in each epoch would take long
-    if isinstance(select, HighLoss):
+    if option(select) == "high_loss":
         candidates = update.get("count", small.clients.count)
-        update["select"] = HighLoss(high_loss=HighLossSettings(candidates=candidates))
+        update["select"] = select.model_copy(update={"high_loss": HighLoss.Settings(candidates=candidates)})
     clients = small.clients.model_copy(update=update)
     evaluate = small.evaluate.model_copy(update={"keep": "last"})
     return small.model_copy(update={"phases": phases, "clients": clients, "evaluate": evaluate})
@@ -89,10 +97,9 @@ def loss_before(experiment: Experiment) -> float:
     if key not in known_losses:
         resolved = experiment.resolved()
         configure_torch(resolved)
-        bench = Workbench(resolved, Observer())
-        score = bench.score(bench.data.train, bench.validation)
-        assert score is not None
-        known_losses[key] = score.loss
+        context = RunContext(resolved, Callback())
+        batches = np.array_split(context.validation, math.ceil(len(context.validation) / SCORED_AT_ONCE))
+        known_losses[key] = sum(context.score("train", one, depth=0)[1] for one in batches) / len(context.validation)
     return known_losses[key]
 
 

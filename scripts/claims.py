@@ -25,11 +25,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import yaml
 
+from fedsieve.analysis.report.plots import COLOURS, save_figure, without_frame
+from fedsieve.analysis.statistics import Interval, holm, interval, paired
+from fedsieve.analysis.sweep.run_sweep import in_lines
 from fedsieve.federate.traffic import size
-from fedsieve.report.plots import COLOURS, save_figure, without_frame
-from fedsieve.report.statistics import Interval, holm, interval, paired
-from fedsieve.runs.atomic import write_text
-from fedsieve.sweep.sweep import in_lines
+from fedsieve.files.atomic import write_text
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -15,14 +15,14 @@ from scipy.stats import spearmanr
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsieve.experiment import configure_torch
-from fedsieve.model.classifier import load_classifier
-from fedsieve.observer import Observer
+from fedsieve.context import RunContext
+from fedsieve.engine.torch_setup import configure_torch
+from fedsieve.observe.callbacks import Callback
+from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment
 from fedsieve.sieve.choose import choose
 from fedsieve.sieve.mask import shapes_of
 from fedsieve.sieve.sensitivity import sensitivity
-from fedsieve.workbench import Workbench
 
 BATCH = 64
 KINDS = [
@@ -42,17 +42,19 @@ def main() -> None:
     run = parser.parse_args().run
     experiment = read_experiment(run).resolved()
     configure_torch(experiment)
-    bench = Workbench(experiment, Observer(), load_classifier(run))
-    scope = bench.model.scope("backbone")
+    context = RunContext(experiment, Callback(), load_classifier(run))
+    scope = context.model.scope("backbone")
     shapes = shapes_of(scope.named.items())
 
     def scored(kind: str, samples: int, seed: int) -> Tensor:
-        chosen = np.random.default_rng(seed).permutation(bench.training)[:samples]
+        chosen = np.random.default_rng(seed).permutation(context.training)[:samples]
         batches = [
-            (bench.transform.evaluation(bench.data.train.images[part]), bench.data.train.labels[part])
+            (context.transform.evaluation(context.data.train.images[part]), context.data.train.labels[part])
             for part in np.split(chosen, range(BATCH, samples, BATCH))
         ]
-        total, count = sensitivity(bench.classifier, scope.named, batches, kind, 1, torch.Generator().manual_seed(seed))
+        total, count = sensitivity(
+            context.classifier, scope.named, batches, kind, 1, torch.Generator().manual_seed(seed)
+        )
         return total / count
 
     reference = scored("exact", 1024, 0)
@@ -68,8 +70,8 @@ def main() -> None:
         print(f"| {kind} | {samples:,} | {correlation:.3f} | {overlaps[0]:.3f} | {overlaps[1]:.3f} |", flush=True)
 
     mask = choose(reference, 0.1, shapes)
-    images = bench.transform.evaluation(bench.data.train.images[bench.training[:BATCH]])
-    loss = F.cross_entropy(bench.classifier(images), bench.data.train.labels[bench.training[:BATCH]])
+    images = context.transform.evaluation(context.data.train.images[context.training[:BATCH]])
+    loss = F.cross_entropy(context.classifier(images), context.data.train.labels[context.training[:BATCH]])
     gradient = torch.cat([one.flatten() for one in torch.autograd.grad(loss, scope.parameters)])
     print(f"gradient of {BATCH} samples: norm {gradient.norm():.2f}, ", end="")
     print(f"of the least sensitive tenth of the weights {gradient[mask.unpack()].norm():.4f}")

@@ -6,7 +6,7 @@ python scripts/plot_runs.py "IID=runs/a" "5 classes=runs/b" --phase edit --out p
 import argparse
 from pathlib import Path
 
-from fedsieve.report.plots import plot_bytes, plot_drift
+from fedsieve.analysis.report.plots import plot_bytes, plot_drift
 from fedsieve.runs.read import read_metrics
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsieve.data.cifar import read_official
-from fedsieve.model.checkpoint import read_tensors, resize_positions, shape_of, vit_from_tensors
+from fedsieve.model.pretrained import read_tensors, resize_positions, shape_of, vit_from_tensors
 from fedsieve.model.vit import ViT, ViTShape
 
 PICO = ViTShape(image_size=32, patch_size=8, width=128, depth=12, heads=2, hidden=512)

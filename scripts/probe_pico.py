@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
+from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.experiment import run
-from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.backbone import load_backbone
 from fedsieve.model.vit import ViT, initialize
 

@@ -12,12 +12,13 @@ import argparse
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +69,10 @@ def mask(**settings: Any) -> Settings:
     return {"phases.1.mask": {"sparsity": 0.8, "calibration_rounds": 1, "fisher": {"samples": 16}, **settings}}
 
 
+def each_phase(key: str, value: Any) -> Settings:
+    return {f"phases.{number}.{key}": value for number in range(2)}
+
+
 CARRY = {"phases.0.optimizer_state": "carry", "phases.1.optimizer_state": "carry"}
 EPOCHS = {"phases.1.local": {"epochs": 2, "lr": 0.3, "batch_size": 16}}
 ALL = {"phases.1.train": "all"}
@@ -99,10 +104,10 @@ ROWS = [
     Row("random, one for all, each round, bernoulli", mask(
         rule="random", scope="server", refresh="round", draw="bernoulli")),
     Row("random, own masks, averaged over the active", {
-        "clients.combine": "active", **mask(rule="random", only=["attention", "mlp"])}),
+        **each_phase("aggregate", "active"), **mask(rule="random", only=["attention", "mlp"])}),
     Row("head dense beside a mask", {**ALL, **mask(dense=["head"], calibration_rounds=2)}),
     Row("head dense beside a shared mask, active, two workers", {
-        "workers": 2, "clients.combine": "active", **ALL, **mask(dense=["head"], scope="federated")}),
+        "workers": 2, **each_phase("aggregate", "active"), **ALL, **mask(dense=["head"], scope="federated")}),
     Row("float16 and compressed", {"wire": {"values": "float16", "compress": True}, **mask(rule="random")}),
     Row("bfloat16 on the wire, full broadcasts", {
         "wire": {"values": "bfloat16", "broadcast": "full"}, **mask(scope="federated", calibration_rounds=2)}),
@@ -110,19 +115,24 @@ ROWS = [
     Row("zero sum", {"clients.secure": "zero_sum", **mask(scope="server")}),
     Row("zero sum, dense, two workers, momentum carried", {"workers": 2, "clients.secure": "zero_sum", **CARRY}),
     Row("zero sum, high loss, equal weights", {
-        "clients.secure": "zero_sum", "clients.select": {"high_loss": {"candidates": 5}}, "clients.weighting": "equal"}),
+        "clients.secure": "zero_sum", "clients.select": {"high_loss": {"candidates": 5}},
+        "clients.weighting": "equal"}),
     Row("Fisher mixing", {
-        "clients.combine": {"fisher_mixing": {"fisher": {"samples": 16}}}, "phases.1.rounds": 5, **mask()}),
-    Row("Fisher mixing, bfloat16, active, two workers", {
-        "workers": 2, "clients.combine": {"fisher_mixing": {"dtype": "bfloat16", "fisher": {"samples": 16}}},
+        **each_phase("method", {"fisher_mixing": {"fisher": {"samples": 16}}}), "phases.1.rounds": 5, **mask()}),
+    Row("Fisher mixing, bfloat16, two workers", {
+        "workers": 2, **each_phase("method", {"fisher_mixing": {"dtype": "bfloat16", "fisher": {"samples": 16}}}),
         "phases.1.rounds": 5, **mask(scope="server"), **CARRY}),
+    Row("Fisher mixing in float32, everything trained", {
+        **each_phase("method", {"fisher_mixing": {"dtype": "float32", "fisher": {"kind": "empirical", "samples": 16}}}),
+        "clients.fraction": 1.0, **ALL}),
     Row("ridge head", {"model.head": "ridge", "phases": []}),
     Row("ridge head, then editing, two workers", {"model.head": {"ridge": {"penalty": 10.0}}, "workers": 2, **mask()}),
     Row("clients of high loss, two workers", {"clients.select": {"high_loss": {"candidates": 5}}, "workers": 2}),
     Row("clients by size, equal weights", {
         "clients.select": "by_size", "clients.weighting": "equal",
         "clients.split": {"kind": "dirichlet", "alpha": 0.5, "balanced": False}}),
-    Row("the best round is kept", {"evaluate": {"keep": "best", "every": 2, "test": "each", "clients": True}, **mask()}),
+    Row("the best round is kept", {
+        "evaluate": {"keep": "best", "every": 2, "test": "each", "clients": True}, **mask()}),
     Row("clients fail", {"clients.fail_rate": 0.3, "clients.fraction": 1.0, "phases.1.rounds": 5, **mask(), **CARRY}),
     Row("clients fail, norm limit, two workers", {
         "clients.fail_rate": 0.3, "clients.fraction": 1.0, "clients.norm_limit": 1.5, "workers": 2, **mask()}),
@@ -133,11 +143,20 @@ ROWS = [
         **CARRY, "wire": {"values": "int8"}, "evaluate.keep": "best", "phases.0.rounds": 6, "phases.1.rounds": 6,
         **mask(calibration_rounds=2)}, kills=(2, 7, 10)),
     Row("killed: Fisher mixing, two workers", {
-        "clients.combine": {"fisher_mixing": {"fisher": {"samples": 16}}}, "workers": 2,
+        **each_phase("method", {"fisher_mixing": {"fisher": {"samples": 16}}}), "workers": 2,
         "phases.0.rounds": 6, "phases.1.rounds": 6, **mask(scope="federated")}, kills=(4, 9)),
 ]  # fmt: skip
 
-OLDER: list[Callable[[Settings], None]] = []  # each takes settings back to the spelling before it
+
+def combine_for_all_phases(settings: Settings) -> None:
+    """There was one key for all phases, `clients.combine`, and none for their methods and aggregators."""
+    for phase in settings["phases"]:
+        method, aggregate = phase.pop("method", None), phase.pop("aggregate", None)
+        if method or aggregate:
+            settings["clients"]["combine"] = method or aggregate
+
+
+OLDER = [combine_for_all_phases]  # each takes settings back to the spelling before it
 
 
 # ----------------------------------------------------------------------------------------------- a side
@@ -243,7 +262,8 @@ def main() -> int:
     asked = parser.parse_args()
     rows, unequal = [row for row in ROWS if asked.only in row.name], 0
     with worktree(asked.revision) as code, tempfile.TemporaryDirectory() as scratch:
-        sides = [Side("old", code), Side("new", ROOT)]
+        shutil.copytree(ROOT / "src", Path(scratch) / "code" / "src")  # so that one can go on writing
+        sides = [Side("old", code), Side("new", Path(scratch) / "code")]
         for number, row in enumerate(rows):
             old, new = (side.run(row, (asked.out or Path(scratch)) / f"{number:02d}-{side.name}") for side in sides)
             found = list(differences(old, new))

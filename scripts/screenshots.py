@@ -16,12 +16,12 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-from fedsieve.config import DataSettings
+from fedsieve.analysis.collection import find_runs
+from fedsieve.analysis.report.exploration import exploration
+from fedsieve.analysis.report.overview import overview
+from fedsieve.analysis.report.page import page
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data.load import load
-from fedsieve.report.exploration import exploration
-from fedsieve.report.overview import overview
-from fedsieve.report.page import page
-from fedsieve.runs.collection import find_runs
 
 COLOURS = 128  # enough for pages, and a third of the bytes
 

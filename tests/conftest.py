@@ -12,8 +12,8 @@ from hypothesis import settings
 from safetensors.torch import save_file
 
 from fedsieve.cli import main
-from fedsieve.config import Experiment
-from fedsieve.experiment_file import parse_experiment
+from fedsieve.config.experiment_file import parse_experiment
+from fedsieve.config.schema import Experiment
 from fedsieve.model.vit import ViT, ViTShape, initialize
 
 settings.register_profile("fedsieve", deadline=None, max_examples=50)

@@ -14,9 +14,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedsieve.config import Experiment
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError, MachineError, RunError, machine_error
-from fedsieve.runs.atomic import written_atomically
+from fedsieve.files.atomic import written_atomically
 
 
 def numpy_memory() -> None:
@@ -84,7 +84,8 @@ def test_what_is_known_stays_as_it_is() -> None:
 
 FULL = """
 import io, json, os, resource, sys
-import fedsieve.experiment, fedsieve.report.progress, fedsieve.report.tables, fedsieve.sweep.sweep
+import fedsieve.experiment, fedsieve.observe.progress
+import fedsieve.analysis.report.tables, fedsieve.analysis.sweep.run_sweep
 from fedsieve.cli import main
 
 def command(limit, *arguments):

@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedsieve.config.experiment_file import load_experiment, parse_experiment
     from fedsieve.experiment import run
-    from fedsieve.experiment_file import load_experiment, parse_experiment
     from fedsieve.sieve.calibrate import calibrate
     from fedsieve.sieve.mask import Mask
     from fedsieve.sieve.sgdm import SparseSGDM
@@ -21,8 +21,8 @@ PLACES = {
     "Mask": "sieve.mask",
     "SparseSGDM": "sieve.sgdm",
     "calibrate": "sieve.calibrate",
-    "load_experiment": "experiment_file",
-    "parse_experiment": "experiment_file",
+    "load_experiment": "config.experiment_file",
+    "parse_experiment": "config.experiment_file",
     "run": "experiment",
 }
 

@@ -1,4 +1,4 @@
-"""The two ways a command can fail, and nothing else that a person should see as a traceback."""
+"""The two ways a command can fail, each reported to the user without a traceback."""
 
 import errno
 
@@ -6,11 +6,11 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NO_ROOM_TEXTS = ("No space left on device", "Disk quota exceeded", "File too large", "disk is full")
 NO_MEMORY_TEXTS = ("not enough memory", "out of memory", "allocate memory", "DefaultCPUAllocator")
 INTERRUPTED_ADVICE = "interrupted; the same command with --out (and --resume, for a run) goes on"
-STORES = ("sqlite3", "sqlalchemy", "optuna")  # whose own errors come from the file that a sweep's trials are in
+STORES = ("sqlite3", "sqlalchemy", "optuna")  # whose own errors come from the file with a sweep's trials
 
 
 class InputError(Exception):
-    """What was asked for cannot be done; the message says what would be right (exit code 2)."""
+    """The input is wrong; the message says what would be right (exit code 2)."""
 
 
 class RunError(Exception):
@@ -18,21 +18,21 @@ class RunError(Exception):
 
 
 class MachineError(RunError):
-    """It could not because of the machine: a full disk, say, or too little memory. Elsewhere or later it may."""
+    """A run failed because of the machine: a full disk, for example, or too little memory. Later it may work."""
 
 
 class WorkerError(RunError):
-    """It could not because of what happened in a worker process."""
+    """A run failed because of an error in a worker process."""
 
 
 def machine_error(error: BaseException, what: str = "") -> MachineError | None:
-    """What to say of an error that the machine is to blame for, whatever a library calls it; None: it is not.
+    """The MachineError for an error that the machine caused, whatever its type; None if it did not.
 
     `what` says what could not be done.
     """
     if isinstance(error, MachineError):
         return error
-    while _is_of_files(error) and error.__cause__ is not None:  # optuna says less than SQLite
+    while _is_of_files(error) and error.__cause__ is not None:  # SQLite's message says more than optuna's
         error = error.__cause__
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     about = f"{what}: {text}" if what else text
@@ -46,7 +46,7 @@ def machine_error(error: BaseException, what: str = "") -> MachineError | None:
 def _is(error: BaseException, numbers: tuple[int, ...], texts: tuple[str, ...]) -> bool:
     if isinstance(error, OSError):
         return error.errno in numbers
-    may_be = isinstance(error, RuntimeError) or _is_of_files(error)  # RuntimeError: torch's, of memory
+    may_be = isinstance(error, RuntimeError) or _is_of_files(error)  # RuntimeError: torch's memory errors
     return may_be and any(text in str(error) for text in texts)
 
 

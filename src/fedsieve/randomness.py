@@ -28,10 +28,10 @@ def numpy_generator(seed: int, *address: Address) -> np.random.Generator:
 
 
 def seed_layers(seed: int, *address: Address) -> None:
-    """Seed what layers such as dropout draw from, torch's global generators.
+    """Seed torch's global generators, from which layers such as dropout draw.
 
-    Only those in use: `torch.manual_seed` also keeps a call for each device that may be there later, and that takes
-    longer than to train a head.
+    Only those in use: `torch.manual_seed` also keeps a call for each device that may be there later, which takes
+    longer than training a head.
     """
     torch.default_generator.manual_seed(seed_at(seed, *address))
     if torch.cuda.is_initialized():

@@ -6,7 +6,7 @@ import torch
 from scipy.spatial.distance import mahalanobis
 from scipy.stats import chi2
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data import explore
 from fedsieve.data.explore import (
     colour_outliers,

@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from fedsieve import memory
-from fedsieve.config import DataSettings
+from fedsieve.analysis.report.exploration import exploration
+from fedsieve.analysis.report.page import page, write_file
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data import cifar
 from fedsieve.data import load as load_module
 from fedsieve.data.load import load
 from fedsieve.errors import InputError
-from fedsieve.report.exploration import exploration
-from fedsieve.report.page import page, write_file
+from fedsieve.files import memory
 
 
 def test_digits_are_scikit_learns() -> None:

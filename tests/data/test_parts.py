@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsieve.config import IidSplit
+from fedsieve.config.partition_settings import IidSplit
+from fedsieve.data.partition import split_clients
 from fedsieve.data.parts import Parts
-from fedsieve.data.split import split_clients
 
 lists = st.lists(st.lists(st.integers(0, 30), max_size=5), max_size=6)
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data.load import Samples
 from fedsieve.data.transform import Transform, channel_statistics, random_crops, random_resized_crop
 

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -13,23 +13,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsieve.config import Experiment
+from fedsieve.config.schema import Experiment
+from fedsieve.context import RunContext
+from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.serial import Serial
+from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
-from fedsieve.federate.client import Update
-from fedsieve.federate.jobs import Answer, Job
-from fedsieve.federate.masks import Masks
-from fedsieve.federate.mixing import Mixing
-from fedsieve.federate.norms import WINDOW, NormLimit, Reply
+from fedsieve.experiment.prepare import prepare
+from fedsieve.federate.norm_limit import WINDOW, NormLimit, Reply
+from fedsieve.federate.secure_round import SecureUpdates
+from fedsieve.federate.types import Answer, Job, Update
 from fedsieve.federate.versions import Versions
-from fedsieve.observer import Observer
-from fedsieve.phases import plan, prepare
+from fedsieve.observe.callbacks import Callback
+from fedsieve.phase import plan
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder
 from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.mask import Mask, packed
 from fedsieve.wire import Message, Vector, WireError, decode, encode
-from fedsieve.workbench import Workbench, configure_torch
 
 Maker = Callable[..., Experiment]
 Lie = Callable[[Message], Message]
@@ -37,40 +39,60 @@ LOCAL = "local: {steps: 2, batch_size: 16, lr: 0.02}"
 SHARED = f"phases=[{{name: edit, train: backbone, rounds: 3, {LOCAL}, mask: {{sparsity: 0.9, rule: random, %s}}}}]"
 
 
+class Liars(Serial):
+    """An engine whose clients may lie: `lie` gives what arrives in the place of an answer."""
+
+    def __init__(self, runtime: ClientRuntime, lie: Callable[[Job, Answer], Answer]) -> None:
+        super().__init__(runtime)
+        self.lie = lie
+        self.told: list[Answer] = []  # of the clients that trained
+        self.script: list[Answer] | None = None  # what they tell instead, one after another
+
+    def map(self, jobs: Iterable[Job]) -> Iterator[Answer]:
+        for number, job in enumerate(jobs):
+            if self.script is not None and job.do == "train":
+                yield self.script[number]
+                continue
+            answer = self.lie(job, self.runtime.do(job))
+            if job.do == "train":
+                self.told.append(Answer(answer.about, bytes(answer.data)))
+            yield answer
+
+
 class Rounds:
     """The first round of a phase, to be done again and again, with what one of its clients sends altered."""
 
-    def __init__(self, experiment: Experiment, folder: Path) -> None:
+    def __init__(
+        self, experiment: Experiment, folder: Path, lie: Callable[[Job, Answer], Answer] = lambda _, answer: answer
+    ) -> None:
         experiment = experiment.resolved()
         configure_torch(experiment)
-        bench = Workbench(experiment, Observer())
+        context = RunContext(experiment, Callback())
         self.folder = RunFolder(folder, experiment, resume=False)
         self.folder.start()
-        versions = Versions.at_start(bench.model, experiment.clients.count, have_backbone=True)
-        state = Checkpoint(Progress(), bench.model.vector, None, versions)
-        self.server = prepare(experiment, plan(experiment, bench)[0], bench, state, self.folder)
-        self.exchange, self.scope, self.sizes = self.server.exchange, self.server.exchange.scope, self.server.sizes
-        self.values = self.exchange.settings.values
-        self.before, self.seen, self.changed = self.scope.read(), versions.seen.clone(), versions.changed.clone()
+        versions = Versions.at_start(context.model, experiment.clients.count, have_backbone=True)
+        state, phases = Checkpoint(Progress(), context.model.vector.clone(), None, versions), plan(experiment, context)
+        self.engine = Liars(ClientRuntime(context, phases, folder), lie)
+        self.server, _ = prepare(context, phases[0], state, self.folder, self.engine)
+        self.transport, self.scope, self.sizes = self.server.transport, self.server.scope, self.server.sizes
+        self.values = self.transport.settings.values
+        self.before, self.seen, self.changed = self.now(), versions.seen.clone(), versions.changed.clone()
         self.warnings: list[str] = []
         self.server.warn = self.warnings.append
-        self.really, self.told = self.server.ask, []
-        self.server.ask = self._listen
         self.line = self.server.round(1, 0)
-        self.honest = self.scope.read()
+        self.told, self.honest = self.engine.told, self.now()
         self.order = sorted(self.line["clients"], key=lambda client: -self.sizes[client])
 
-    def _listen(self, jobs: Iterable[Job]) -> Iterable[Answer]:
-        for answer in self.really(jobs):
-            self.told.append(Answer(answer.about, bytes(answer.data)))
-            yield answer
+    def now(self) -> Tensor:
+        """The server's weights."""
+        return self.scope.of(self.server.vector).clone()
 
     def again(self, lies: dict[int, Callable[[bytes], bytes]]) -> dict:
         """The round once more; the replies with these places in the order of arrival are others. Its line."""
         told = [Answer(one.about, bytearray(lies.get(n, bytes)(one.data))) for n, one in enumerate(self.told)]
-        self.server.ask = lambda jobs: (answer for _, answer in zip(jobs, told, strict=True))
-        versions = self.exchange.versions
-        self.scope.write(self.before)
+        self.engine.script = told
+        versions = self.transport.versions
+        self.scope.put(self.server.vector, self.before)
         versions.seen, versions.changed, versions.now = self.seen.clone(), self.changed.clone(), 0
         self.warnings.clear()
         self.server.norms.clear()
@@ -80,9 +102,9 @@ class Rounds:
         """A true message decoded, altered in one thing, and encoded again."""
 
         def alter(data: bytes) -> bytes:
-            message = decode(data, self.exchange.layout, "update", self.exchange._known(), self.exchange._redraw)
+            message = decode(data, self.transport.layout, "update", self.transport._known(), self.transport._redraw)
             generator = torch.Generator().manual_seed(0)  # to round to 8 bits
-            return bytes(encode(lie(message), self.exchange.layout, values or self.values, generator=generator).data)
+            return bytes(encode(lie(message), self.transport.layout, values or self.values, generator=generator).data)
 
         return alter
 
@@ -100,7 +122,7 @@ def without_client(rounds: Rounds, place: int) -> Tensor:
     total, weight = torch.zeros(len(rounds.before), dtype=torch.float64), 0.0
     for number, (client, answer) in enumerate(zip(rounds.order, rounds.told, strict=True)):
         if number != place:
-            update = rounds.exchange.decode_update(bytearray(answer.data), client, 1)
+            update = rounds.transport.decode_update(bytearray(answer.data), client, 1)
             where = update.positions(len(total))
             samples = float(rounds.sizes[client])
             total[slice(None) if where is None else where] += samples * update.vectors["delta"].double()
@@ -124,7 +146,7 @@ def test_nobody_changes_what_its_mask_freezes(experiment: Maker, tmp_path: Path,
     rounds = Rounds(experiment(SHARED % mask), tmp_path / "run")
     size = rounds.scope.weights
     everything = torch.ones(size)
-    masks = rounds.exchange.masks
+    masks = rounds.transport.masks
     own = masks.known(rounds.order[1], 1)
     more = Mask.pack(own.shapes, own.unpack() | (torch.arange(size) < 9))
     lies = {
@@ -142,9 +164,9 @@ def test_nobody_changes_what_its_mask_freezes(experiment: Maker, tmp_path: Path,
         line = rounds.again({1: rounds.altered(lie)})
         assert list(line["failed"]) == [rounds.order[1]], name
         assert "mask" in line["failed"][rounds.order[1]] and "was left out" in rounds.warnings[0]
-        torch.testing.assert_close(rounds.scope.read(), expected, rtol=0, atol=1e-7)
+        torch.testing.assert_close(rounds.now(), expected, rtol=0, atol=1e-7)
     written_out = rounds.again({1: rounds.altered(sent(lambda vector: Vector(vector.values, vector.bits)))})
-    assert not written_out["failed"] and torch.equal(rounds.scope.read(), rounds.honest)  # the same in other words
+    assert not written_out["failed"] and torch.equal(rounds.now(), rounds.honest)  # the same in other words
 
 
 def test_own_masks_have_the_number_of_weights_that_the_settings_allow(experiment: Maker, tmp_path: Path) -> None:
@@ -167,7 +189,7 @@ def test_nobody_has_more_samples_than_it_was_dealt(experiment: Maker, tmp_path: 
     rounds = Rounds(experiment("clients.holdout=0.2"), tmp_path / "run")
     line = rounds.again({1: rounds.altered(told("samples", number))})
     assert "samples" in line["failed"][rounds.order[1]]
-    torch.testing.assert_close(rounds.scope.read(), without_client(rounds, 1), rtol=0, atol=1e-7)
+    torch.testing.assert_close(rounds.now(), without_client(rounds, 1), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize(
@@ -178,15 +200,13 @@ def test_hidden_sums_are_checked(
     experiment: Maker, tmp_path: Path, samples: int | None, weight: int, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All clients together report no samples, or another number than they have: one line, and nothing is aggregated."""
-    from fedsieve.federate.hidden import HiddenUpdates
-
-    encode_hidden = HiddenUpdates.encode
+    encode_hidden = SecureUpdates.encode
 
     def lying(self, update, participant):
         self.weight_of = lambda _: weight
         return encode_hidden(self, replace(update, samples=update.samples if samples is None else samples), participant)
 
-    monkeypatch.setattr(HiddenUpdates, "encode", lying)
+    monkeypatch.setattr(SecureUpdates, "encode", lying)
     with pytest.raises(RunError, match=f"phase head, round 1: .*{reason}.*nothing was aggregated"):
         Rounds(experiment("clients.secure=zero_sum"), tmp_path / "run")
 
@@ -229,12 +249,12 @@ def test_whoever_lies_is_left_out_whenever_it_comes(experiment: Maker, tmp_path:
         for place in range(3) if name == "values of 1e30" else [number % 3]:
             line = rounds.again({place: rounds.altered(lie)})
             assert list(line["failed"]) == [rounds.order[place]], (name, place, line["failed"])
-            torch.testing.assert_close(rounds.scope.read(), expected[place], rtol=0, atol=1e-7)
+            torch.testing.assert_close(rounds.now(), expected[place], rtol=0, atol=1e-7)
             json.dumps(line, allow_nan=False)
     assert "norm" in rounds.again({0: rounds.altered(NUMBERS["values of 1e30"])})["failed"][rounds.order[0]]
     rounded = rounds.again({1: rounds.altered(lambda message: message, "bfloat16")})
     assert "bfloat16 instead of float32" in rounded["failed"][rounds.order[1]]
-    assert torch.equal(rounds.again({}) and rounds.scope.read(), rounds.honest)
+    assert torch.equal(rounds.again({}) and rounds.now(), rounds.honest)
 
 
 def test_without_a_limit_weights_stay_finite(experiment: Maker, tmp_path: Path) -> None:
@@ -244,7 +264,7 @@ def test_without_a_limit_weights_stay_finite(experiment: Maker, tmp_path: Path) 
     line = rounds.again({0: rounds.altered(values(lambda delta: torch.full_like(delta, 3e38)))})
     assert line["failed"] == {rounds.order[0]: "its weights are not finite"}
     line = rounds.again({0: rounds.altered(values(lambda delta: torch.full_like(delta, 2e38)))})
-    assert not line["failed"] and torch.isfinite(rounds.scope.read()).all()  # nobody asked for a limit
+    assert not line["failed"] and torch.isfinite(rounds.now()).all()  # nobody asked for a limit
     assert rounds.server.norms == []
 
 
@@ -252,7 +272,7 @@ def test_the_limit_is_that_times_the_median() -> None:
     """Against sorting all norms so far; the first three are judged together, zeros never count."""
 
     def reply(norm: float) -> Reply:
-        return Reply(0, Update(0, 1, {"delta": torch.tensor([norm])}, {"drift": norm}), norm, False)
+        return Reply(Update(0, 1, {"delta": torch.tensor([norm])}, {"drift": norm}), norm, None)
 
     def taken(norms: list[float], before: list[float] = ()) -> list[float]:
         limit = NormLimit(10.0, before)
@@ -277,7 +297,7 @@ def test_the_limit_is_that_times_the_median() -> None:
 
 
 def test_who_is_left_out_does_not_depend_on_an_interruption(experiment: Maker, tmp_path: Path) -> None:
-    class Stop(Observer):
+    class Stop(Callback):
         def round(self, line: dict) -> None:
             if line["round"] == 2:
                 raise KeyboardInterrupt
@@ -285,7 +305,7 @@ def test_who_is_left_out_does_not_depend_on_an_interruption(experiment: Maker, t
     settings = experiment("clients.norm_limit=1.05", "phases.0.local.schedule=constant", "evaluate.test=never")
     run(settings, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "parts", observer=Stop())
+        run(settings, tmp_path / "parts", callback=Stop())
     run(settings, tmp_path / "parts", resume=True)
     whole, parts = ([line["failed"] for line in read_metrics(tmp_path / name)] for name in ("whole", "parts"))
     assert whole == parts and any(whole[2:])
@@ -309,7 +329,7 @@ def test_sums_that_no_samples_have(experiment: Maker, tmp_path: Path) -> None:
     for name, lie in lies.items():
         line = rounds.again({0: rounds.altered(lie)})
         assert list(line["failed"]) == [rounds.order[0]], name
-        assert torch.isfinite(rounds.scope.read()).all()
+        assert torch.isfinite(rounds.now()).all()
 
     def larger(message: Message) -> Message:
         """Features that are 1e4 times as large: possible, but not what others have."""
@@ -325,51 +345,47 @@ def test_sums_that_no_samples_have(experiment: Maker, tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------- losses and scores
 
 
-def test_losses_that_cannot_be(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_that_cannot_be(experiment: Maker, tmp_path: Path) -> None:
     """The highest of the candidates' losses count, unless they are none."""
-    for lie in (-1.0, 1e308, float("nan"), float("inf")):
-        monkeypatch.setattr(
-            Workbench,
-            "_loss",
-            lambda self, job, lie=lie: Answer({"loss": lie if job.about["client"] == 2 else 1.0 + job.about["client"]}),
-        )
+    for wrong in (-1.0, 1e308, float("nan"), float("inf")):
+
+        def lie(job: Job, answer: Answer, wrong: float = wrong) -> Answer:
+            client = job.about.get("client")
+            return Answer({"loss": wrong if client == 2 else 1.0 + client}) if job.do == "loss" else answer
+
         settings = experiment("clients.select={high_loss: {candidates: 6}}", "clients.fraction=0.34")
-        rounds = Rounds(settings, tmp_path / f"run{lie}")
+        rounds = Rounds(settings, tmp_path / f"run{wrong}", lie)
         assert list(rounds.line["failed"]) == [2] and rounds.line["clients"] == [4, 5]
         json.dumps(rounds.line, allow_nan=False)
 
 
-def test_impossible_losses_do_not_lay_a_hidden_update_open(
-    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_impossible_losses_do_not_lay_a_hidden_update_open(experiment: Maker, tmp_path: Path) -> None:
     """Where fewer than three clients are left, the sum over them would show what single ones sent."""
-    monkeypatch.setattr(
-        Workbench, "_loss", lambda self, job: Answer({"loss": float("nan") if job.about["client"] < 2 else 1.0})
-    )
+
+    def lie(job: Job, answer: Answer) -> Answer:
+        return Answer({"loss": float("nan") if job.about["client"] < 2 else 1.0}) if job.do == "loss" else answer
+
     changes = ["clients.count=4", "clients.fraction=0.75", "clients.select={high_loss: {candidates: 4}}"]
     with pytest.raises(RunError, match=r"2 clients are left, and clients\.secure: zero_sum needs 3"):
-        Rounds(experiment(*changes, "clients.secure=zero_sum"), tmp_path / "run")
+        Rounds(experiment(*changes, "clients.secure=zero_sum"), tmp_path / "run", lie)
 
 
-@pytest.mark.parametrize("lie", [-1.0, 1e38, float("nan"), float("inf")])
-def test_scores_that_cannot_be_end_the_run_with_one_line(
-    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: float
-) -> None:
+@pytest.mark.parametrize("wrong", [-1.0, 1e38, float("nan"), float("inf")])
+def test_scores_that_cannot_be_end_the_run_with_one_line(experiment: Maker, tmp_path: Path, wrong: float) -> None:
     """All clients take part in scoring, so there are no others to go on with."""
 
-    def lying(answer: Answer, job: Job, dtype: torch.dtype) -> Answer:
-        scores = torch.frombuffer(bytearray(answer.data), dtype=dtype)
-        scores[3] = lie if job.about["client"] == 2 else scores[3]
+    def lie(job: Job, answer: Answer) -> Answer:
+        if job.do not in ("scores", "contribute") or job.about["client"] != 2:
+            return answer
+        scores = torch.frombuffer(bytearray(answer.data), dtype=torch.float32)
+        scores[3] = wrong
         return Answer(answer.about, scores.view(torch.uint8).numpy())
 
-    federated, fisher = Masks.scores, Mixing.fisher
-    monkeypatch.setattr(Masks, "scores", lambda self, job: lying(federated(self, job), job, torch.float32))
-    monkeypatch.setattr(Mixing, "fisher", lambda self, job: lying(fisher(self, job), job, torch.float32))
     mask = (SHARED % "scope: federated, fisher: {samples: 5}").replace("rule: random", "calibration_rounds: 1")
-    combine = "clients.combine={fisher_mixing: {dtype: float32, fisher: {samples: 5}}}"
-    for number, changes in enumerate(([mask], [combine], [combine, "wire.values=float16"])):
+    mixing = "phases.*.method={fisher_mixing: {dtype: float32, fisher: {samples: 5}}}"
+    for number, changes in enumerate(([mask], [mixing], [mixing, "wire.values=float16"])):
         with pytest.raises(RunError, match="client 2 sent sensitivity scores that are negative, not finite or too"):
-            Rounds(experiment(*changes), tmp_path / f"run{number}")
+            Rounds(experiment(*changes), tmp_path / f"run{number}", lie)
 
 
 # -------------------------------------------------------------------------------------- any lie at all
@@ -419,7 +435,7 @@ def any_values(random: Random, message: Message) -> Message:
 def any_positions(random: Random, message: Message, rounds: Rounds) -> Message:
     """Other positions of the first vector, which it may have none of."""
     name, vector = next(iter(message.vectors.items()))
-    weights = rounds.exchange.layout.vectors[name].weights
+    weights = rounds.transport.layout.vectors[name].weights
     count = random.choice([0, 1, weights // 2, weights - 1, weights, round(0.1 * weights), round(0.5 * weights)])
     active = torch.zeros(weights, dtype=torch.bool)
     active[random.sample(range(weights), count)] = True
@@ -430,8 +446,8 @@ def any_positions(random: Random, message: Message, rounds: Rounds) -> Message:
 
 
 def any_vectors(random: Random, message: Message, rounds: Rounds) -> Message:
-    name = random.choice(list(rounds.exchange.layout.vectors))
-    other = {name: Vector(torch.randn(rounds.exchange.layout.vectors[name].size))}
+    name = random.choice(list(rounds.transport.layout.vectors))
+    other = {name: Vector(torch.randn(rounds.transport.layout.vectors[name].size))}
     return replace(message, vectors=random.choice([other, {**message.vectors, **other}, {}]))
 
 
@@ -451,8 +467,8 @@ def any_lie(random: Random, rounds: Rounds) -> Callable[[bytes], bytes]:
 def tell_lies(rounds: Rounds, count: int, seed: int) -> Counter[str]:
     """So many lies, one a round, by any of its clients; what became of them."""
     random, outcomes = Random(seed), Counter()
-    others = [without_client(rounds, place) for place in range(3)] if "delta" in rounds.exchange.replies else None
-    shared = rounds.exchange.masks.shared if rounds.exchange.masks is not None else None
+    others = [without_client(rounds, place) for place in range(3)] if "delta" in rounds.transport.replies else None
+    shared = rounds.transport.masks.shared if rounds.transport.masks is not None else None
     while outcomes.total() < count:
         place, lie = random.randrange(3), any_lie(random, rounds)
         try:
@@ -460,7 +476,7 @@ def tell_lies(rounds: Rounds, count: int, seed: int) -> Counter[str]:
         except WireError:  # such a message cannot be made
             continue
         line = rounds.again({place: lambda _, told=told: told})
-        after, liar = rounds.scope.read(), rounds.order[place]
+        after, liar = rounds.now(), rounds.order[place]
         assert set(line["failed"]) <= {liar} and torch.isfinite(after).all()
         json.dumps(line, allow_nan=False)
         if shared is not None:
@@ -484,7 +500,7 @@ def test_any_lie_is_left_out_or_harmless(experiment: Maker, tmp_path: Path, kind
 # ----------------------------------------------------------------------------------------- honesty
 
 CARRIED = "phases.0.optimizer_state=carry"
-MIXED = "clients.combine={fisher_mixing: {fisher: {samples: 10}}}"
+MIXED = "phases.*.method={fisher_mixing: {fisher: {samples: 10}}}"
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedsieve.config import LocalSettings
+from fedsieve.config.local_settings import LocalSettings
 from fedsieve.errors import RunError
-from fedsieve.federate.client import Broadcast, ClientData, Context, train_client
-from fedsieve.federate.linear import is_linear, train_linear
+from fedsieve.federate import local as general
+from fedsieve.federate.linear import is_linear
+from fedsieve.federate.local import Trained, sgd, update_of
+from fedsieve.federate.types import Broadcast, ClientData, LocalSetup, Task
 from fedsieve.model.flat import FlatModel
 
 
-def context_of(network: nn.Module, local: LocalSettings, **more: Any) -> Context:
+def setup_of(network: nn.Module, local: LocalSettings, **more: Any) -> LocalSetup:
     model = FlatModel(nn.ModuleDict({"head": network}))
-    return Context(model.scope("head"), network, local, more.pop("carry_momentum", False), 3, **more)
+    return LocalSetup(model.scope("head"), network, local, more.pop("carry_momentum", False), 3, **more)
+
+
+def shapes(setup: LocalSetup) -> dict[str, torch.Size]:
+    return {name: one.shape for name, one in setup.scope.named.items()}
+
+
+def scope_sizes(setup: LocalSetup) -> list[int]:
+    return [one.numel() for one in setup.scope.parameters]
+
+
+def slowly(task: Task, start: torch.Tensor, **more: Any) -> Trained:
+    """Without the quick way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(general, "is_linear", lambda setup: False)
+        return sgd(task, start, **more)
 
 
 def client(samples: int, width: int, classes: int) -> ClientData:
@@ -37,8 +54,11 @@ def client(samples: int, width: int, classes: int) -> ClientData:
     weight_decay=st.sampled_from([0.0, 1e-4, 0.1]),
     clip_norm=st.sampled_from([None, 0.1, 100.0]),
     schedule=st.sampled_from(["constant", "cosine"]),
+    method=st.sampled_from(["plain", "penalty", "correction"]),
 )
-def test_the_same_bits(samples, width, classes, batch, length, momentum, weight_decay, clip_norm, schedule) -> None:
+def test_the_same_bits(
+    samples, width, classes, batch, length, momentum, weight_decay, clip_norm, schedule, method
+) -> None:
     local = LocalSettings(
         **length,
         batch_size=batch,
@@ -50,28 +70,37 @@ def test_the_same_bits(samples, width, classes, batch, length, momentum, weight_
         schedule=schedule,
     )
     torch.manual_seed(width)
-    context = context_of(nn.Linear(width, classes), local)
-    assert is_linear(context)
-    broadcast = Broadcast("head", 2, 5, context.scope.read())
-    slow, slow_state = train_client(broadcast, client(samples, width, classes), {}, context)
-    quick, quick_state = train_linear(broadcast, client(samples, width, classes), {}, context)
-    assert torch.equal(slow.vectors["delta"], quick.vectors["delta"])
-    assert slow.metrics == quick.metrics and slow.samples == quick.samples and slow_state == quick_state == {}
-    assert float(quick.vectors["delta"].abs().max()) > 0
+    setup = setup_of(nn.Linear(width, classes), local)
+    assert is_linear(setup)
+    weights = setup.scope.read()
+    task = Task(Broadcast("head", 2, 5, weights), client(samples, width, classes), setup)
+    anchor = dict(zip(setup.scope.named, torch.randn(len(weights)).split(scope_sizes(setup)), strict=True))
+    methods: dict[str, dict] = {
+        "plain": {},
+        "penalty": {"penalty": lambda name, own, select: 0.1 * (own - select(anchor[name].view_as(own)))},
+        "correction": {"correction": lambda name, select: select(anchor[name].view(shapes(setup)[name]))},
+    }
+    quick, slow = sgd(task, weights, **methods[method]), slowly(task, weights, **methods[method])
+    assert torch.equal(slow.weights, quick.weights) and slow.loss == quick.loss
+    assert slow.momentum == quick.momentum == {} and slow.mask is quick.mask is None
+    assert not torch.equal(quick.weights, weights)
+    if method != "plain":
+        assert not torch.equal(quick.weights, sgd(task, weights).weights)  # it is not skipped
 
 
 def test_the_received_weights_stay() -> None:
-    context = context_of(nn.Linear(4, 3), LocalSettings(epochs=2, lr=0.5))
-    weights = context.scope.read()
+    setup = setup_of(nn.Linear(4, 3), LocalSettings(epochs=2, lr=0.5))
+    weights = setup.scope.read()
     before = weights.clone()
-    train_linear(Broadcast("head", 1, 1, weights), client(9, 4, 3), {}, context)
-    assert torch.equal(weights, before) and torch.equal(context.scope.read(), before)
+    sgd(Task(Broadcast("head", 1, 1, weights), client(9, 4, 3), setup), weights)
+    assert torch.equal(weights, before) and torch.equal(setup.scope.read(), before)
 
 
 def test_a_loss_that_explodes_is_an_error_with_advice() -> None:
-    context = context_of(nn.Linear(4, 3), LocalSettings(epochs=9, lr=1e30))
+    setup = setup_of(nn.Linear(4, 3), LocalSettings(epochs=9, lr=1e30))
+    task = Task(Broadcast("head", 1, 1, setup.scope.read()), client(9, 4, 3), setup)
     with pytest.raises(RunError, match=r"became .*lower phases\.\*\.local\.lr"):
-        train_linear(Broadcast("head", 1, 1, context.scope.read()), client(9, 4, 3), {}, context)
+        update_of(task, sgd(task, task.broadcast.weights))
 
 
 @pytest.mark.parametrize(
@@ -82,8 +111,7 @@ def test_a_loss_that_explodes_is_an_error_with_advice() -> None:
         (nn.Linear(4, 3), {"carry_momentum": True}),
         (nn.Linear(4, 3), {"precision": "bfloat16"}),
         (nn.Linear(4, 3), {"masks": object()}),
-        (nn.Linear(4, 3), {"mixing": object()}),
     ],
 )
 def test_what_is_not_plain_and_linear_goes_the_slow_way(network: nn.Module, more: dict) -> None:
-    assert not is_linear(context_of(network, LocalSettings(epochs=1, lr=0.1), **more))
+    assert not is_linear(setup_of(network, LocalSettings(epochs=1, lr=0.1), **more))

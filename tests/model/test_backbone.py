@@ -25,10 +25,10 @@ from transformers import (
     ViTModel,
 )
 
-from fedsieve import memory
 from fedsieve.errors import InputError
+from fedsieve.files import memory
 from fedsieve.model.backbone import HuggingFaceBackbone, describe, from_description, load_backbone
-from fedsieve.model.checkpoint import fill
+from fedsieve.model.pretrained import fill
 from fedsieve.model.vit import ViT, ViTShape, initialize
 
 Tensors = dict[str, Tensor]

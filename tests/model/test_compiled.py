@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config import Experiment
+from fedsieve.config.schema import Experiment
+from fedsieve.context import RunContext
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
 from fedsieve.model import compiled
-from fedsieve.model.classifier import load_classifier
 from fedsieve.model.flat import FlatModel
 from fedsieve.model.vit import ViT, ViTShape, initialize
-from fedsieve.observer import Observer
+from fedsieve.observe.callbacks import Callback
+from fedsieve.runs.model_file import load_classifier
 from fedsieve.sieve.sensitivity import sensitivity
-from fedsieve.workbench import Workbench
 
 Maker = Callable[..., Experiment]
 TWO_BLOCKS = ViTShape(image_size=8, patch_size=4, width=16, depth=2, heads=1, hidden=24)
@@ -51,7 +51,7 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-class Notes(Observer):
+class Notes(Callback):
     def __init__(self) -> None:
         self.notes: list[str] = []
 
@@ -80,7 +80,7 @@ def test_compiled_blocks_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 def test_training_is_that_of_the_network_as_written(experiment: Maker, tmp_path: Path, traced: None, mask: str) -> None:
     torch.compiler.reset()
     before = graphs()
-    start = Workbench(experiment(all_phase(mask)).resolved(), Observer()).model.vector
+    start = RunContext(experiment(all_phase(mask)).resolved(), Callback()).model.vector
     plain = run(experiment(all_phase(mask)), tmp_path / "plain")
     assert graphs() == before
     results = [run(experiment(all_phase(mask), "compile=true"), tmp_path / name) for name in ("one", "two")]
@@ -99,7 +99,7 @@ def test_masks_of_rows_and_tensors_train_as_written(experiment: Maker, tmp_path:
         plain = run(experiment(phase), tmp_path / unit / "plain")
         torch.compiler.reset()
         before = graphs()
-        other = run(experiment(phase, "compile=true"), tmp_path / unit / "compiled", observer=notes)
+        other = run(experiment(phase, "compile=true"), tmp_path / unit / "compiled", callback=notes)
         assert plain["model_sha256"] == other["model_sha256"]
         assert graphs() - before == 2
         assert any("compile changes nothing for training under masks of whole rows" in note for note in notes.notes)
@@ -107,21 +107,21 @@ def test_masks_of_rows_and_tensors_train_as_written(experiment: Maker, tmp_path:
 
 def test_the_network_stays_what_it_is(experiment: Maker, traced: None) -> None:
     torch.compiler.reset()
-    plain, bench = (Workbench(experiment(f"compile={one}").resolved(), Observer()) for one in ("false", "true"))
-    assert list(bench.classifier.state_dict()) == list(plain.classifier.state_dict())
-    inputs = bench.transform.evaluation(bench.data.test.images)
+    plain, context = (RunContext(experiment(f"compile={one}").resolved(), Callback()) for one in ("false", "true"))
+    assert list(context.classifier.state_dict()) == list(plain.classifier.state_dict())
+    inputs = context.transform.evaluation(context.data.test.images)
     before = graphs()
-    bench.model.vector.mul_(0.5)  # compiled code sees what becomes of the one vector
+    context.model.vector.mul_(0.5)  # compiled code sees what becomes of the one vector
     plain.model.vector.mul_(0.5)
     with torch.no_grad():
         for size in (5, 2, 3, 17, 60):  # 5 is the number of tokens, too
-            torch.testing.assert_close(bench.classifier(inputs[:size]), plain.classifier(inputs[:size]))
+            torch.testing.assert_close(context.classifier(inputs[:size]), plain.classifier(inputs[:size]))
     assert graphs() - before == 1  # no batch size has code of its own
-    batches = [(inputs[:20], bench.data.test.labels[:20])]
-    scored = [sensitivity(one.classifier, one.model.parameters, batches, "empirical")[0] for one in (plain, bench)]
+    batches = [(inputs[:20], context.data.test.labels[:20])]
+    scored = [sensitivity(one.classifier, one.model.parameters, batches, "empirical")[0] for one in (plain, context)]
     assert torch.equal(*scored)
-    for entry in bench.model.entries:
-        assert bench.model.parameters[entry.name].data_ptr() == bench.model.view(entry).data_ptr()
+    for entry in context.model.entries:
+        assert context.model.parameters[entry.name].data_ptr() == context.model.view(entry).data_ptr()
 
 
 def test_compiled_features_are_kept_apart(
@@ -129,9 +129,8 @@ def test_compiled_features_are_kept_apart(
 ) -> None:
     monkeypatch.setenv("FEDSIEVE_CACHE", str(tmp_path / "cache"))
     for number, one in enumerate(("false", "true"), 1):
-        bench = Workbench(experiment(f"compile={one}").resolved(), Observer())
-        bench.begin_phase(["head.weight", "head.bias"])
-        bench.frozen_outputs(bench.data.test, np.arange(60), bench.depth)
+        context = RunContext(experiment(f"compile={one}").resolved(), Callback())
+        context.frozen_outputs("test", np.arange(60), context.feature_depth)
         assert len(list((tmp_path / "cache" / "arrays").glob("*.npy"))) == number
 
 
@@ -144,6 +143,6 @@ def test_what_cannot_be_compiled_is_one_line(experiment: Maker, monkeypatch: pyt
 
     monkeypatch.setattr(torch, "compile", broken)
     with pytest.raises(InputError, match=r"compile: true does not work here \(.*compiler found\); install a C\+\+"):
-        Workbench(experiment("compile=true").resolved(), Observer())
+        RunContext(experiment("compile=true").resolved(), Callback())
     with pytest.raises(InputError, match="works for ViT, DINO and DINOv2 backbones"):
         compiled.compile_blocks(nn.Linear(4, 3), "cpu")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsieve.config import BlocksScope, Train
+from fedsieve.config.scope_settings import BlocksScope, Train
 from fedsieve.errors import InputError
 from fedsieve.model.classifier import Classifier, initialize_head, make_head
 from fedsieve.model.flat import FlatModel

@@ -4,7 +4,7 @@ from importlib import resources
 
 import torch
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data.load import Samples, load
 from fedsieve.data.transform import Transform
 from fedsieve.model.backbone import load_backbone

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
+from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.data.load import Dataset, load
 from fedsieve.data.transform import Transform
 from fedsieve.experiment import run
-from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.backbone import load_backbone
-from fedsieve.model.classifier import load_classifier
+from fedsieve.runs.model_file import load_classifier
 from fedsieve.sieve.sensitivity import sensitivity
 
 ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS") or Path(__file__).parents[2] / "../shared").resolve()

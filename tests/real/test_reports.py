@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.config import ClassesSplit, Experiment
-from fedsieve.experiment_file import load_experiment, preset_names
+from fedsieve.config.experiment_file import load_experiment, preset_names
+from fedsieve.config.partition_settings import ClassesSplit
+from fedsieve.config.schema import Experiment
 
 ASSETS = Path(os.environ.get("FEDSIEVE_ASSETS") or Path(__file__).parents[2] / "../shared").resolve()
 REPORTS = ASSETS / "reports"

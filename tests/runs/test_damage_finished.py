@@ -19,28 +19,29 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from damage import Damage, damages
 from safetensors.torch import save_file
 
+from damage import Damage, damages
+from fedsieve.analysis.collection import find_runs
+from fedsieve.analysis.compare import compare
+from fedsieve.analysis.report.formats import as_csv, as_data, as_latex
+from fedsieve.analysis.report.overview import overview
+from fedsieve.analysis.report.page import page
+from fedsieve.analysis.report.tables import result_table
+from fedsieve.analysis.report.watch import Watch
+from fedsieve.analysis.sweep.run_sweep import run_sweep
+from fedsieve.analysis.sweep.sweep_file import load_sweep
+from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import evaluate_run, run
-from fedsieve.experiment_file import parse_experiment
-from fedsieve.layers import overlap
 from fedsieve.model.classifier import build_classifier
 from fedsieve.model.vit import ViT, ViTShape, initialize
-from fedsieve.observer import Observer
-from fedsieve.report.compare import compare
-from fedsieve.report.formats import as_csv, as_data, as_latex
-from fedsieve.report.overview import overview
-from fedsieve.report.page import page
-from fedsieve.report.tables import result_table
-from fedsieve.report.watch import Watch
-from fedsieve.runs.collection import find_runs
+from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.export import export_run
+from fedsieve.runs.model_file import start_from_run
 from fedsieve.runs.read import read_metrics
+from fedsieve.sieve.density import overlap
 from fedsieve.sieve.mask import Mask
-from fedsieve.sweep.file import load_sweep
-from fedsieve.sweep.sweep import run_sweep
 
 CASES = int(os.environ.get("FEDSIEVE_DAMAGE_CASES", "240"))
 SEED = int(os.environ.get("FEDSIEVE_DAMAGE_SEED", "0"))
@@ -102,7 +103,7 @@ class Place:
         file = {"experiment": "small.yaml", "set": {"seed": 42}, "search": search, "seeds": 2}
         (root / "sweep.yaml").write_text(yaml.safe_dump(file))
         self.sweep = load_sweep(str(root / "sweep.yaml"))
-        run_sweep(self.sweep, root / "sweep", lambda _: nullcontext(Observer()))
+        run_sweep(self.sweep, root / "sweep", lambda _: nullcontext(Callback()))
         (root / "masks").mkdir()
         for seed, name in enumerate(("one", "other")):
             bits = torch.rand(1000, generator=torch.Generator().manual_seed(seed)) < 0.5
@@ -173,10 +174,8 @@ class Place:
         return {**told, "text": text}
 
     def init(self) -> Any:
-        start = {"init": str(self.root / "runs/a")}
-        settings = self.settings["b"]
-        settings = settings.model_copy(update={"model": settings.model.model_copy(update=start)})
-        model = build_classifier(settings.resolved(), ["0", "1", "2", "3"])
+        model = build_classifier(self.settings["b"].resolved(), ["0", "1", "2", "3"])
+        start_from_run(model, str(self.root / "runs/a"))
         return float(sum(tensor.double().abs().sum() for tensor in model.state_dict().values()))
 
     def all_of(self, folder: str) -> None:
@@ -186,7 +185,7 @@ class Place:
                 use(folder)
 
     def search(self) -> Any:
-        return run_sweep(self.sweep, self.root / "sweep", lambda _: nullcontext(Observer()))
+        return run_sweep(self.sweep, self.root / "sweep", lambda _: nullcontext(Callback()))
 
     def mask(self) -> Any:
         one, other = (Mask.load(self.root / "masks" / f"{name}.safetensors") for name in ("one", "other"))
@@ -219,7 +218,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, own_cache: None, images: Pat
 def leave_out_pictures(patch: pytest.MonkeyPatch) -> None:
     """Those of sweeps, which take a second and are never read."""
     for name in ("plot_importances", "plot_parallel"):
-        patch.setattr(f"fedsieve.sweep.sweep.{name}", lambda *_: None)
+        patch.setattr(f"fedsieve.analysis.sweep.run_sweep.{name}", lambda *_: None)
 
 
 def outcome_of(place: Place, command: str, damage: Damage) -> str:

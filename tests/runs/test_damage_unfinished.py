@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from damage import Damage, damages
-from interrupt import Interrupt
 
-from fedsieve.calibration import calibrate_phase
-from fedsieve.config import Experiment
+from damage import Damage, damages
+from fedsieve.analysis.phase_mask import calibrate_phase
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
+from listeners import interrupt
 
 CASES = int(os.environ.get("FEDSIEVE_DAMAGE_CASES", "150"))
 SEED = int(os.environ.get("FEDSIEVE_DAMAGE_SEED", "0"))
@@ -29,7 +29,7 @@ BASES = {
     "in the midst of a phase with masks of clients and mixing": (
         OFTEN,
         "phases.1.mask={sparsity: 0.5, fisher: {samples: 4}}",
-        "clients.combine={fisher_mixing: {fisher: {samples: 4}}}",
+        "phases.*.method={fisher_mixing: {fisher: {samples: 4}}}",
         "clients.fraction=0.7",
         "wire.values=int8",
         "evaluate.keep=best",
@@ -37,7 +37,7 @@ BASES = {
     "before the first round of a phase with a federated mask": (
         SELDOM,
         "phases.1.mask={sparsity: 0.5, scope: federated, fisher: {samples: 4}}",
-        "clients.combine={fisher_mixing: {fisher: {samples: 4}}}",
+        "phases.*.method={fisher_mixing: {fisher: {samples: 4}}}",
     ),
     "in the midst of a phase with a mask from a file": (OFTEN, "phases.1.mask={file: FILE}"),
 }
@@ -92,7 +92,7 @@ def base(request: pytest.FixtureRequest, experiment: Callable[..., Experiment], 
     settings = experiment(*SMALL, *overrides)
     run(settings, tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        run(settings, tmp_path / "run", observer=Interrupt(3 if share is OFTEN else 2))
+        run(settings, tmp_path / "run", callback=interrupt(3 if share is OFTEN else 2))
     return Base(settings, tmp_path / "run", outcome(tmp_path / "whole"))
 
 

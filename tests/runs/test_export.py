@@ -23,18 +23,19 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from fedsieve.config import Experiment
+from fedsieve.config.experiment_file import parse_experiment
+from fedsieve.config.schema import Experiment
 from fedsieve.data.load import load
 from fedsieve.data.transform import Transform
 from fedsieve.errors import InputError, RunError
-from fedsieve.experiment_file import parse_experiment
 from fedsieve.model.backbone import Backbone, HuggingFaceBackbone, pooled
-from fedsieve.model.classifier import Classifier, load_classifier, make_head
+from fedsieve.model.classifier import Classifier, make_head
 from fedsieve.model.flat import FlatModel
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.runs import export
 from fedsieve.runs.export import export_run
 from fedsieve.runs.folder import RunFolder
+from fedsieve.runs.model_file import load_classifier
 
 DIGITS = """
 device: cpu
@@ -84,7 +85,8 @@ def finished(path: Path, model: Classifier, settings: Experiment | None = None) 
     """The folder that a run with this model would leave."""
     folder = RunFolder(path, settings or experiment(), resume=False)
     folder.start()
-    folder.save_result({**RESULT, "model_sha256": folder.save_model(FlatModel(model))})
+    flat = FlatModel(model)
+    folder.save_result({**RESULT, "model_sha256": folder.save_model(flat, flat.vector)})
     folder.close()
     return path
 

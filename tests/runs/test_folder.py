@@ -13,37 +13,29 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from interrupt import Interrupt
 from safetensors.torch import load_file, save_file
 from xxhash import xxh3_128
 
-from fedsieve.config import Experiment, MaskSettings
+from fedsieve.config.experiment_file import load_experiment
+from fedsieve.config.mask_settings import MaskSettings
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
-from fedsieve.experiment_file import load_experiment
 from fedsieve.federate.versions import Versions
-from fedsieve.observer import Observer
+from fedsieve.files.sealed import digest_of_file
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress, find_newest, save
-from fedsieve.runs.clients import ClientStore
+from fedsieve.runs.client_memory import ClientStore
 from fedsieve.runs.folder import RunFolder, keep_start
 from fedsieve.runs.read import read_experiment
-from fedsieve.runs.sealed import digest_of_file
 from fedsieve.sieve.mask import Mask
+from listeners import Listener, interrupt
 
 Maker = Callable[..., Experiment]
 
 
-class Listener(Observer):
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def interrupted(settings: Experiment, out: Path, rounds: int) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run(settings, out, observer=Interrupt(rounds))
+        run(settings, out, callback=interrupt(rounds))
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "text"])
@@ -58,7 +50,7 @@ def test_a_damaged_newest_checkpoint_falls_back(experiment: Maker, tmp_path: Pat
         content[-5] ^= 1
     newest.write_bytes({"truncate": bytes(content[:-100]), "empty": b"", "text": b"{}"}.get(damage, bytes(content)))
     listener = Listener()
-    assert run(experiment(), out, resume=True, observer=listener)["model_sha256"] == expected
+    assert run(experiment(), out, resume=True, callback=listener)["model_sha256"] == expected
     assert any(newest.name in note and "damaged" in note for note in listener.notes)
     assert newest.with_suffix(".damaged").exists()  # kept for whoever wants to know why
 
@@ -79,7 +71,7 @@ def test_checkpoints_of_an_older_version_are_refused(experiment: Maker, tmp_path
     for path in (out / "checkpoints").iterdir():
         save_file({"vector": torch.ones(3)}, path, metadata={"progress": "{}", "digest": "0"})
     content = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(RunError, match=r"0000000\d\.safetensors was made by an older version; start the run anew"):
+    with pytest.raises(RunError, match=r"0000000\d\.safetensors was made by another version of fedsieve; finish"):
         run(experiment(), out, resume=True)
     assert content == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
@@ -272,19 +264,22 @@ def test_a_checkpoint_knows_the_files_that_belong_to_it(tmp_path: Path) -> None:
         store.write(round, round, {"old": torch.arange(3.0)})
         files = {str(start.relative_to(tmp_path)): digest_of_file(start)}
         companions = Companions(4 * round, digest(metrics, 4 * round), files, "clients/all", store.states())
-        save(tmp_path / "checkpoints", Checkpoint(Progress(rounds=round), torch.ones(4), None, versions, companions))
+        state = Checkpoint(Progress(rounds=round), torch.ones(4), None, versions, {"v": torch.ones(2)}, companions)
+        save(tmp_path / "checkpoints", state)
     (found, _), passed = find_newest(tmp_path)
     assert found.progress.rounds == 2 and not passed
     assert list(found.companions.states) == list(store.states()) and found.companions.files == files
+    assert torch.equal(found.method["v"], torch.ones(2))
 
-    of_both = (start, metrics, store.newest(1))
+    first, second = (store.folder / f"client-00000{one}-round-0000000{one}.safetensors" for one in (1, 2))
+    of_both = (start, metrics, first)
     for path, damage in [(path, damage) for path in of_both for damage in (b"", None)]:
         with damaged(path, damage), pytest.raises(RunError, match=f"{path} is damaged or gone, .* start it anew"):
             find_newest(tmp_path)
     newest = tmp_path / "checkpoints" / "00000002.safetensors"
     content = newest.read_bytes()
     other_type = content.replace(b"F32", b"I32")
-    for path, damage in ((store.newest(2), b"x"), (metrics, b"one\ntoo\n"), (metrics, b"one\n"), (newest, other_type)):
+    for path, damage in ((second, b"x"), (metrics, b"one\ntoo\n"), (metrics, b"one\n"), (newest, other_type)):
         with damaged(path, damage):
             (found,), passed = find_newest(tmp_path)
             assert found.progress.rounds == 1 and passed == {newest: path}

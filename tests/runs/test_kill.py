@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.config import Experiment
+from fedsieve.config.schema import Experiment
 
 HEAD, ALL = 12, 8  # rounds
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from fedsieve.config import Experiment
+from fedsieve.analysis.collection import find_runs, read_run
+from fedsieve.analysis.sweep.run_sweep import run_slim
+from fedsieve.config.experiment_file import parse_experiment
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import check, evaluate_run, run
-from fedsieve.experiment_file import parse_experiment
-from fedsieve.observer import Observer
-from fedsieve.runs.collection import find_runs, read_run
+from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.export import export_run
 from fedsieve.runs.read import read_experiment, read_metrics, read_result, read_split
-from fedsieve.sweep.sweep import run_slim
 
 Maker = Callable[..., Experiment]
 ONE_ROUND = ("phases.0.rounds=1", "phases.1.rounds=1")
@@ -62,7 +62,7 @@ def test_what_is_done_with_a_finished_run_leaves_its_digests_true(experiment: Ma
     first = run(settings, tmp_path / "run")
     assert run(settings, tmp_path / "run", resume=True) == first
     run(experiment(*ONE_ROUND), tmp_path / "run", resume=True)  # with other trackers, which the outcome is not up to
-    run_slim(experiment(*ONE_ROUND, "workers=2"), tmp_path / "run", Observer())
+    run_slim(experiment(*ONE_ROUND, "workers=2"), tmp_path / "run", Callback())
     assert not (tmp_path / "run/checkpoints").exists()
     assert read_run(tmp_path / "run").result == first
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsieve.config import MaskSettings
+from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.errors import RunError
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.sieve.calibrate import calibrate, calibrate_mask, damped

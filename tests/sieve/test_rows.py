@@ -225,8 +225,8 @@ def test_active_rows() -> None:
     assert active_rows(torch.ones(4, dtype=torch.bool)) is None
 
 
-@pytest.mark.parametrize("handover", ["carry", "leak"])
-def test_training_is_the_same_with_and_without(handover: str) -> None:
+@pytest.mark.parametrize("policy", ["carry", "leak"])
+def test_training_is_the_same_with_and_without(policy: str) -> None:
     """Rows that are redrawn, too: with "leak" the rows of the gradient are fewer than those that move."""
     networks = Network(), Network()
     masks = [mask_with(networks[0], SOME), mask_with(networks[0], {"embed.weight": [1, 5], "head.weight": [0, 4]})]
@@ -234,7 +234,7 @@ def test_training_is_the_same_with_and_without(handover: str) -> None:
         optimizer = SparseSGDM(network.named_parameters(), masks[0], lr=0.1, momentum=0.9, clip_norm=0.5)
         for mask in masks:
             if mask is not masks[0]:
-                optimizer.set_mask(mask, handover)  # type: ignore[arg-type]
+                optimizer.set_mask(mask, policy)  # type: ignore[arg-type]
             for _ in range(3):
                 optimizer.zero_grad()
                 if sparse:

@@ -256,15 +256,15 @@ def test_memory_at_ninety_percent_sparsity(structure: str) -> None:
     assert not without.state
 
 
-def naive(masks: list[Mask], handover: str, momentum: float, dampening: float = 0.0, decay: float = 0.0) -> Parameters:
+def naive(masks: list[Mask], policy: str, momentum: float, dampening: float = 0.0, decay: float = 0.0) -> Parameters:
     """Five steps with each mask, v and the mask being dense: Algorithm 1 if "leak"."""
     parameters, velocity = draw(), {name: torch.zeros(shape) for name, shape in SHAPES.items()}
     stream = gradients(5 * len(masks))
     for before, mask in zip([None, *masks], masks, strict=False):
         for name in SHAPES:
-            velocity[name] *= 1 if handover == "leak" else 0 if handover == "reset" else mask[name]
-        nothing_kept = handover == "carry" and before is not None and before.active == 0
-        fresh = before is None or handover == "reset" or nothing_kept
+            velocity[name] *= 1 if policy == "leak" else 0 if policy == "reset" else mask[name]
+        nothing_kept = policy == "carry" and before is not None and before.active == 0
+        fresh = before is None or policy == "reset" or nothing_kept
         for _ in range(5):
             for name, gradient in next(stream).items():
                 step = (gradient + decay * parameters[name].detach()) * mask[name]
@@ -272,6 +272,40 @@ def naive(masks: list[Mask], handover: str, momentum: float, dampening: float = 
                 parameters[name].data -= 0.1 * velocity[name]
             fresh = False
     return parameters
+
+
+@pytest.mark.parametrize("kind", [*MASKS, "full"])
+@pytest.mark.parametrize("clip_norm", [None, 2.0])
+@pytest.mark.parametrize("way", ["penalty", "correction", "both"])
+def test_a_penalty_is_clipped_and_a_correction_is_not(kind: str, clip_norm: float | None, way: str) -> None:
+    """Against dense tensors: g + mu (w - anchor) of the active weights, clipped, + c, then SGD with momentum."""
+    mask = Mask.full(SHAPES) if kind == "full" else MASKS[kind]()
+    anchor, shift = ({name: one.detach() for name, one in draw(seed).items()} for seed in (5, 6))
+    mu, moves = (0.3 if way != "correction" else 0.0), (1.0 if way != "penalty" else 0.0)
+    ours, theirs = draw(), {name: one.detach().clone() for name, one in draw().items()}
+    optimizer = SparseSGDM(
+        ours.items(),
+        mask,
+        lr=0.1,
+        momentum=0.9,
+        weight_decay=0.01,
+        clip_norm=clip_norm,
+        penalty=(lambda name, own, select: mu * (own - select(anchor[name]))) if mu else None,
+        correction=(lambda name, select: moves * select(shift[name])) if moves else None,
+    )
+    velocity = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for gradient in gradients(8):
+        give(ours, gradient)
+        optimizer.step()
+        pulled = {name: (one + mu * (theirs[name] - anchor[name])) * mask[name] for name, one in gradient.items()}
+        norm = torch.cat([one.flatten() for one in pulled.values()]).norm()
+        shrink = 1.0 if clip_norm is None else min(1.0, clip_norm / (float(norm) + 1e-6))
+        for name, one in pulled.items():
+            step = (shrink * one + moves * shift[name] + 0.01 * theirs[name]) * mask[name]
+            velocity[name] = 0.9 * velocity[name] + step
+            theirs[name] -= 0.1 * velocity[name]
+    for name in SHAPES:
+        torch.testing.assert_close(ours[name].detach(), theirs[name], rtol=1e-5, atol=1e-6)
 
 
 REDRAWN = {
@@ -283,10 +317,10 @@ REDRAWN = {
 
 
 @pytest.mark.parametrize("kind", REDRAWN)
-@pytest.mark.parametrize("handover", ["reset", "carry", "leak"])
+@pytest.mark.parametrize("policy", ["reset", "carry", "leak"])
 @pytest.mark.parametrize("settings", [{}, {"dampening": 0.4, "weight_decay": 0.1}])
 @pytest.mark.parametrize("cut", [False, True])
-def test_a_redrawn_mask(kind: str, handover: Any, settings: dict[str, float], cut: bool) -> None:
+def test_a_redrawn_mask(kind: str, policy: Any, settings: dict[str, float], cut: bool) -> None:
     """`cut`: a new optimizer for each mask, with the momentum handed over as a file would."""
     masks, ours = REDRAWN[kind](), draw()
     stream = gradients(5 * len(masks))
@@ -295,13 +329,13 @@ def test_a_redrawn_mask(kind: str, handover: Any, settings: dict[str, float], cu
         if number and cut:
             state = {name: one.clone() for name, one in optimizer.export_momentum().items()}
             optimizer = SparseSGDM(ours.items(), mask, lr=0.1, momentum=0.9, **settings)
-            optimizer.import_momentum(state, handover)
+            optimizer.import_momentum(state, policy)
         elif number:
-            optimizer.set_mask(mask, handover)
+            optimizer.set_mask(mask, policy)
         for _ in range(5):
             give(ours, next(stream))
             optimizer.step()
-    expected = naive(masks, handover, 0.9, settings.get("dampening", 0.0), settings.get("weight_decay", 0.0))
+    expected = naive(masks, policy, 0.9, settings.get("dampening", 0.0), settings.get("weight_decay", 0.0))
     for name in SHAPES:
         torch.testing.assert_close(ours[name], expected[name], rtol=2e-6, atol=1e-6)
 
@@ -309,12 +343,12 @@ def test_a_redrawn_mask(kind: str, handover: Any, settings: dict[str, float], cu
 def test_leak_moves_frozen_weights_and_carry_does_not() -> None:
     first, second = random_mask(0.5, 0), random_mask(0.5, 1)
     left = first - second
-    for handover, moves in (("carry", False), ("leak", True)):
+    for policy, moves in (("carry", False), ("leak", True)):
         ours = draw()
         optimizer = SparseSGDM(ours.items(), first, lr=0.1, momentum=0.9)
         give(ours, next(gradients(1)))
         optimizer.step()
-        optimizer.set_mask(second, handover)  # type: ignore[arg-type]
+        optimizer.set_mask(second, policy)  # type: ignore[arg-type]
         before = {name: one.detach().clone() for name, one in ours.items()}
         optimizer.step()
         for name, one in ours.items():

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fedsieve import __version__
-from fedsieve.cli import compare, pages, reproduce, run, show, sweep
-from fedsieve.cli.cache import cache_app
-from fedsieve.cli.mask import mask_app
+from fedsieve.cli import comparing, reporting, reproducing, running, showing, sweeping
+from fedsieve.cli.caching import cache_app
+from fedsieve.cli.masking import mask_app
 from fedsieve.errors import INTERRUPTED_ADVICE, InputError, RunError, machine_error
 
 app = typer.Typer(
@@ -34,19 +34,19 @@ def program(
 
 
 for command in (
-    run.run,
-    sweep.sweep,
-    compare.compare,
-    reproduce.reproduce,
-    pages.report,
-    pages.watch,
-    pages.explore,
-    show.presets,
-    show.show,
-    show.split,
-    run.evaluate,
-    run.export,
-    run.demo,
+    running.run,
+    sweeping.sweep,
+    comparing.compare,
+    reproducing.reproduce,
+    reporting.report,
+    reporting.watch,
+    reporting.explore,
+    showing.presets,
+    showing.show,
+    showing.split,
+    running.evaluate,
+    running.export,
+    running.demo,
 ):
     app.command()(command)
 app.add_typer(mask_app, name="mask")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data.load import Samples, class_names, image_files
 
 AT_A_TIME = 1 << 24  # numbers that are held as floats

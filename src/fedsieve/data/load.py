@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
-from fedsieve.cache import cache_folder
-from fedsieve.config import DataSettings, ResizeCenterCrop
+from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
 from fedsieve.data.cifar import read_official
 from fedsieve.data.holdout import stratified
 from fedsieve.data.npz import WANTED, channels_first, read_arrays
 from fedsieve.errors import InputError
-from fedsieve.memory import must_fit
+from fedsieve.files.cache import cache_folder
+from fedsieve.files.memory import must_fit
 from fedsieve.randomness import numpy_generator
 
 TEST_SHARE = 0.2  # where a data set has no test set of its own

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsieve.errors import InputError
-from fedsieve.memory import must_fit
+from fedsieve.files.memory import must_fit
 
 WANTED = ("x_train", "y_train", "x_test", "y_test")
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from fedsieve.config import DataSettings
+from fedsieve.config.data_settings import DataSettings
 
 KNOWN_SIZES = {"cifar100": (50_000, 10_000, 100), "digits": (1_438, 359, 10)}  # training and test images, classes
 

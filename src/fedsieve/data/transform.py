@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedsieve.config import DataSettings, RandomResizedCrop, ResizeCenterCrop
+from fedsieve.config.data_settings import DataSettings, RandomResizedCrop, ResizeCenterCrop
 from fedsieve.data.load import Samples
-from fedsieve.memory import must_fit
+from fedsieve.files.memory import must_fit
 
 Statistics = tuple[list[float], list[float]]  # mean and standard deviation of each channel
 KNOWN: dict[str, Statistics] = {

@@ -1,54 +1,46 @@
 """Local training of a linear head on features that do not change, without autograd.
 
-A head of a few thousand weights on a dozen samples is trained in less time than autograd and an optimizer take to
-look around. So the same operations that they would call are called here one after another, on the same numbers:
-`train_linear` gives the bits of `train_client`, which is its slow twin in the tests.
+For a head of a few thousand weights and a dozen samples, the overhead of autograd and an optimizer takes longer than
+the training itself. So the operations that they would call are called here directly, on the same numbers:
+`train_linear` gives the same bits as the general loop in `local.py`, which is its reference in the tests.
 """
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from fedsieve.config import LocalSettings
-from fedsieve.federate.client import (
-    Broadcast,
-    ClientData,
-    ClientState,
-    Context,
-    Update,
-    batches,
-    must_be_finite,
-    number_of_steps,
-)
-from fedsieve.federate.schedule import SCHEDULES
-from fedsieve.profile import section
+from fedsieve.config.local_settings import LocalSettings
+from fedsieve.federate.batches import batches, learning_rate, number_of_steps
+from fedsieve.federate.types import LocalSetup, Task
+from fedsieve.observe.profile import section
+from fedsieve.sieve.sgdm import Correction, Penalty
 
-MEAN, NO_CLASS_IGNORED = 1, -100  # what torch's operations call the usual cross-entropy
+MEAN, NO_CLASS_IGNORED = 1, -100  # arguments of torch's operations for the usual cross-entropy
 
 
-def is_linear(context: Context) -> bool:
-    """Whether a phase trains nothing but one linear layer, in no special way."""
-    plain = context.masks is None and context.mixing is None and context.precision == "float32"
-    layer = context.network
-    if not (plain and not context.carry_momentum and type(layer) is nn.Linear and layer.bias is not None):
+def is_linear(setup: LocalSetup) -> bool:
+    """Whether a phase trains only one linear layer, in float32, without masks or carried momentum."""
+    plain = setup.masks is None and setup.precision == "float32" and not setup.carry_momentum
+    layer = setup.network
+    if not (plain and type(layer) is nn.Linear and layer.bias is not None):
         return False
-    return [id(one) for one in context.scope.parameters] == [id(layer.weight), id(layer.bias)]
+    return [id(one) for one in setup.scope.parameters] == [id(layer.weight), id(layer.bias)]
 
 
 def train_linear(
-    broadcast: Broadcast, data: ClientData, state: ClientState, context: Context
-) -> tuple[Update, ClientState]:
-    """What `train_client` does, where `is_linear`; no tensor here asks for a gradient."""
-    local, received, nobody = context.local, broadcast.weights, torch.Generator()
-    bias_at = len(received) - context.scope.entries[-1].shape[0]
-    trained = received.clone()
-    weight, bias = trained[:bias_at].view(context.scope.entries[0].shape), trained[bias_at:]
+    task: Task, start: Tensor, penalty: Penalty | None = None, correction: Correction | None = None
+) -> tuple[Tensor, float]:
+    """What `sgd` does, if `is_linear`: the trained weights and the mean loss. No tensor here requires a gradient."""
+    setup, data, broadcast, nobody = task.setup, task.data, task.broadcast, torch.Generator()
+    local, names = setup.local, list(setup.scope.named)
+    bias_at = len(start) - setup.scope.entries[-1].shape[0]
+    trained = start.clone()
+    weight, bias = trained[:bias_at].view(setup.scope.entries[0].shape), trained[bias_at:]
     momenta: list[Tensor] = []
-    total, seen, step = torch.zeros((), device=received.device), 0, 0
+    total, seen, step = torch.zeros((), device=start.device), 0, 0
     steps = number_of_steps(len(data), local)
-    for epoch in batches(len(data), local, context.seed, broadcast.phase, broadcast.round, data.client):
+    for epoch in batches(len(data), local, setup.seed, broadcast.phase, broadcast.round, data.client):
         for positions in epoch:
-            done = (broadcast.round - 1 + step / steps) / broadcast.rounds
             with section("transform"):
                 inputs, labels = data.inputs(positions, nobody), data.labels[positions]
             with section("forward"):
@@ -62,23 +54,36 @@ def train_linear(
                 of_scores = torch.ops.aten._log_softmax_backward_data(of_shares, log_shares, 1, log_shares.dtype)
                 gradients = [of_scores.t().mm(inputs), of_scores.sum(0)]
             with section("optimizer"):
-                _descend((weight, bias), gradients, momenta, local, local.lr * SCHEDULES[local.schedule](done))
+                if penalty is not None:
+                    pulls = (penalty(name, own, _all) for name, own in zip(names, (weight, bias), strict=True))
+                    gradients = [one.add(pull) for one, pull in zip(gradients, pulls, strict=True)]
+                gradients = _clipped(gradients, local)
+                if correction is not None:
+                    gradients = [one.add(correction(name, _all)) for name, one in zip(names, gradients, strict=True)]
+                rate = learning_rate(local, broadcast.round, broadcast.rounds, step / steps)
+                _descend((weight, bias), gradients, momenta, local, rate)
             total += loss * len(positions)
             seen += len(positions)
             step += 1
-    delta = trained - received
-    metrics = {"train_loss": float(total) / seen, "drift": float(torch.linalg.vector_norm(delta))}
-    must_be_finite(metrics)
-    return Update(data.client, len(data), {"delta": delta}, metrics), {}
+    return trained, float(total) / seen
+
+
+def _all(tensor: Tensor) -> Tensor:
+    """Every weight is trained."""
+    return tensor
+
+
+def _clipped(gradients: list[Tensor], local: LocalSettings) -> list[Tensor]:
+    if local.clip_norm is None:
+        return gradients
+    shrink = (local.clip_norm / (get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
+    return [one.mul(shrink) for one in gradients]
 
 
 def _descend(
     weights: tuple[Tensor, Tensor], gradients: list[Tensor], momenta: list[Tensor], local: LocalSettings, rate: float
 ) -> None:
-    """A step of torch.optim.SGD, operation by operation; `momenta` are empty before the first."""
-    if local.clip_norm is not None:
-        shrink = (local.clip_norm / (get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
-        gradients = [one.mul(shrink) for one in gradients]
+    """A step of torch.optim.SGD, operation by operation; `momenta` is empty before the first."""
     if local.weight_decay != 0:
         gradients = [one.add(own, alpha=local.weight_decay) for one, own in zip(gradients, weights, strict=True)]
     if local.momentum != 0:

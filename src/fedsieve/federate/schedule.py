@@ -1,4 +1,4 @@
-"""Learning rates over a phase: functions of the share of it that is done, from 0 to 1."""
+"""Factors of the learning rate over a phase: functions of the share of the phase that is done, from 0 to 1."""
 
 import math
 from collections.abc import Callable

@@ -26,7 +26,7 @@ class Traffic:
 
     @staticmethod
     def from_json(text: str, of: str) -> "Traffic":
-        """What `to_json` gave; ValueError if it is not as it was, or was spent on something else."""
+        """The reverse of `to_json`; ValueError if the text was changed, or is about something else."""
         try:
             saved = json.loads(text)
             traffic = Traffic(saved["up"], saved["down"])
@@ -41,7 +41,7 @@ class Traffic:
 
 
 def size(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes in readable form."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

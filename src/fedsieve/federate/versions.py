@@ -1,4 +1,4 @@
-"""What a client lacks of the server's weights, so that no broadcast repeats what it holds already."""
+"""Which of the server's weights a client lacks, so that no broadcast repeats what it already holds."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,15 +8,16 @@ from torch import Tensor
 
 from fedsieve.model.flat import FlatModel, Scope
 
-NOTHING = -1  # of the versions a client has seen, before its first broadcast
+NOTHING = -1  # the version a client has seen before its first broadcast
 
 
 @dataclass
 class Versions:
-    """When each weight last changed and what each client saw last, both counted in changes that the server made.
+    """The version that last changed each weight, and the last version that each client saw.
 
-    Version 0 is the model that the run starts from. A client that saw version v lacks the weights that changed after
-    v. Those that clients hold from the beginning (the pretrained backbone, with `have_backbone`) are older than any.
+    Version 0 is the model that the run starts from; each change by the server makes a new one. A client that saw
+    version v lacks the weights that changed after v. Weights that clients hold from the beginning (the pretrained
+    backbone, with `have_backbone`) are older than any version.
     """
 
     changed: Tensor  # int32, one number for each weight
@@ -31,8 +32,13 @@ class Versions:
                 changed[entry.start : entry.stop] = NOTHING
         return Versions(changed, torch.full((clients,), NOTHING, dtype=torch.int32))
 
+    @staticmethod
+    def of_nobody() -> "Versions":
+        """For a process that sends no weights."""
+        return Versions(torch.empty(0), torch.empty(0))
+
     def record(self, scope: Scope, before: Tensor, after: Tensor) -> None:
-        """The weights in scope went from `before` to `after`: a new version."""
+        """Make a new version: the weights in scope went from `before` to `after`."""
         self.now += 1
         differs = (before.view(torch.int32) != after.view(torch.int32)).cpu()  # to the bit: 0.0 is not -0.0
         position = 0
@@ -41,21 +47,21 @@ class Versions:
             position += stop - start
 
     def saw(self, client: int) -> None:
-        """This client holds the weights as they are now."""
+        """This client holds the current weights."""
         self.seen[client] = self.now
 
     def saw_all(self) -> None:
         self.seen.fill_(self.now)
 
     def forget(self, client: int) -> None:
-        """This client may hold anything."""
+        """What this client holds is unknown."""
         self.seen[client] = NOTHING
 
     def last_seen(self, client: int) -> int:
         return int(self.seen[client])
 
     def oldest(self, ranges: Iterable[tuple[int, int]]) -> int:
-        """The version since which all weights in these ranges have changed."""
+        """The lowest version among these weights: since then, all of them have changed."""
         return min((int(self.changed[start:stop].min()) for start, stop in ranges), default=NOTHING)
 
     def newest(self, ranges: Iterable[tuple[int, int]]) -> int:
@@ -63,11 +69,5 @@ class Versions:
         return max((int(self.changed[start:stop].max()) for start, stop in ranges), default=NOTHING)
 
     def of(self, ranges: Iterable[tuple[int, int]]) -> Tensor:
-        """When the weights in these ranges of the model's vector last changed."""
+        """The version that last changed each weight in these ranges of the model's vector."""
         return torch.cat([self.changed[start:stop] for start, stop in ranges] or [self.changed[:0]])
-
-
-def outside(scope: Scope) -> list[tuple[int, int]]:
-    """The ranges of the model's vector that a scope leaves out."""
-    edges = [0, *(edge for pair in sorted(scope.ranges) for edge in pair), len(scope.model.vector)]
-    return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if stop > start]

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config import Positions
+from fedsieve.config.model_settings import Positions
 from fedsieve.errors import InputError
-from fedsieve.model.checkpoint import (
+from fedsieve.model.pretrained import (
     MOST_BLOCKS,
     check_finite,
     check_image_size,

@@ -1,20 +1,14 @@
-"""A backbone with a head: the model that is fine-tuned, saved and opened again."""
-
-import json
-from pathlib import Path
-from typing import Any
+"""A backbone with a head: the model that is fine-tuned."""
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedsieve.config import Experiment, MlpHead
+from fedsieve.config.model_settings import MlpHead
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
-from fedsieve.model.backbone import Backbone, describe, from_description, load_backbone
-from fedsieve.model.checkpoint import fill
+from fedsieve.model.backbone import Backbone, load_backbone
 from fedsieve.model.vit import ViT, through
 from fedsieve.randomness import torch_generator
-from fedsieve.runs.read import check_model
 
 
 class Classifier(nn.Module):
@@ -65,7 +59,7 @@ def initialize_head(head: nn.Module, generator: torch.Generator) -> None:
 
 
 def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
-    """The model that an experiment starts from."""
+    """The model that an experiment starts from, unless `model.init` gives another one's weights."""
     assert experiment.data.image_size is not None
     backbone = load_backbone(experiment.model.backbone, experiment.data.image_size, experiment.model.positions)
     blocks = len(getattr(backbone, "blocks", ()))
@@ -77,50 +71,4 @@ def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
     hidden = experiment.model.head.mlp.hidden if isinstance(experiment.model.head, MlpHead) else None
     head = make_head(backbone.width, len(classes), hidden)
     initialize_head(head, torch_generator(experiment.seed, "head"))
-    model = Classifier(backbone, head, classes)
-    if experiment.model.init is not None:
-        path = Path(experiment.model.init) / "model.safetensors"
-        try:
-            tensors, parts = read_classifier_file(path)
-        except InputError as error:
-            raise InputError(f"model.init: {error}") from None
-        fill(model, tensors, f"model.init: {path}")
-        if parts["classes"] != classes:
-            raise InputError(
-                f"model.init: {path} was trained for other classes, or in another order; use it with its data"
-            )
-    return model
-
-
-# ------------------------------------------------------------------------------ the file of a finished run
-
-
-def description(model: Classifier) -> dict[str, str]:
-    """What stands beside the tensors in the file, so that it can be opened without the experiment."""
-    hidden = model.head[0].out_features if isinstance(model.head, nn.Sequential) else None
-    parts = {"backbone": describe(model.backbone), "hidden": hidden, "classes": model.classes}
-    return {"fedsieve": json.dumps(parts, sort_keys=True)}
-
-
-def read_classifier_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the description in a run's model.safetensors, which must be as the run wrote it."""
-    check_model(path)
-    try:
-        with safe_open(path, framework="pt") as file:
-            parts = json.loads((file.metadata() or {})["fedsieve"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        if parts.keys() == {"backbone", "hidden", "classes"}:
-            return tensors, parts
-    except (OSError, SafetensorError, KeyError, ValueError, AttributeError, RecursionError):
-        pass
-    raise InputError(f"{path} is no model of a finished run; give the folder of one")
-
-
-def load_classifier(run: Path) -> Classifier:
-    """The model of a finished run's folder."""
-    tensors, parts = read_classifier_file(run / "model.safetensors")
-    backbone = from_description(parts["backbone"])
-    head = make_head(backbone.width, len(parts["classes"]), parts["hidden"])
-    model = Classifier(backbone, head, parts["classes"])
-    fill(model, tensors, str(run))
-    return model.eval()
+    return Classifier(backbone, head, classes)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from xxhash import xxh3_128
 
-from fedsieve.cache import cached_array, size_limit, too_large
 from fedsieve.data.load import Samples
 from fedsieve.data.transform import Transform
+from fedsieve.files.cache import cached_array, size_limit, too_large
 from fedsieve.model.backbone import describe
 from fedsieve.model.classifier import Classifier, Tail
+from fedsieve.model.precision import Precision, forward
 from fedsieve.model.vit import ViT
-from fedsieve.precision import Precision, forward
 
 VERSION = 3  # to be raised when transforms or networks compute something else from the same settings
 BLOCK = 1000  # rows that are written at a time

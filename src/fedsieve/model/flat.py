@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config import BlocksScope, LayerKind, Train
+from fedsieve.config.scope_settings import BlocksScope, LayerKind, Train
 from fedsieve.errors import InputError
 
 KINDS: dict[LayerKind, str] = {  # by name, the first that fits; ViT's names first, then others of transformers
@@ -135,15 +135,36 @@ class Scope:
         return sum(parameter.numel() for parameter in self.sieved.values())
 
     def read(self) -> Tensor:
-        """A copy of the values in scope, as one vector."""
+        """A copy of the model's values in scope, as one vector."""
         return torch.cat([self.model.vector[start:stop] for start, stop in self.ranges])
 
-    def write(self, values: Tensor) -> None:
-        """Set the values in scope: one copy per range."""
+    def of(self, vector: Tensor) -> Tensor:
+        """The values in scope of a vector of all weights: a view of it, if they lie side by side."""
+        parts = [vector[start:stop] for start, stop in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def split(self, values: Tensor) -> dict[str, Tensor]:
+        """The parameters in a vector over the scope, by name and in their shapes: views of it."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        parts = values[: self.weights].split(sizes)
+        return {name: part.view_as(one) for (name, one), part in zip(self.named.items(), parts, strict=True)}
+
+    def put(self, vector: Tensor, values: Tensor) -> None:
+        """Set the values in scope of a vector of all weights: one copy per range."""
         position = 0
         for start, stop in self.ranges:
-            self.model.vector[start:stop] = values[position : position + stop - start]
+            vector[start:stop] = values[position : position + stop - start]
             position += stop - start
+
+    @property
+    def outside(self) -> list[tuple[int, int]]:
+        """The ranges of the model's vector that the scope leaves out."""
+        edges = [0, *(edge for pair in sorted(self.ranges) for edge in pair), len(self.model.vector)]
+        return [(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True) if stop > start]
+
+    def write(self, values: Tensor) -> None:
+        """Set the model's values in scope."""
+        self.put(self.model.vector, values)
 
     def prepare_training(self) -> None:
         """Gradients and training mode (BatchNorm, dropout) for what is in scope, neither for the rest."""

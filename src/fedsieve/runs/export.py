@@ -1,7 +1,7 @@
 """A finished run's model in Hugging Face format.
 
 Our vision transformer with a linear head becomes one of transformers' classifiers, anything else a backbone
-with the head beside it. What is written gives the same scores as the run's model, which is checked first.
+with the head in a separate file. A converted model must give the same scores as the run's, which is checked first.
 """
 
 import json
@@ -15,22 +15,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fedsieve.config import DataSettings, ResizeCenterCrop
+from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
+from fedsieve.config.experiment_file import elsewhere
 from fedsieve.data.load import load
 from fedsieve.data.transform import KNOWN, channel_statistics
 from fedsieve.errors import InputError, RunError
-from fedsieve.experiment_file import elsewhere
 from fedsieve.model.backbone import quiet_transformers
-from fedsieve.model.checkpoint import our_name
-from fedsieve.model.classifier import Classifier, load_classifier
+from fedsieve.model.classifier import Classifier
+from fedsieve.model.pretrained import our_name
 from fedsieve.model.vit import ViT, ViTShape
+from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_result
 
 TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
 
 
 def export_run(run: Path, to: Path, overrides: Sequence[str] = ()) -> str:
-    """Write the run's model and its evaluation transform to the folder `to`; one line on how to load them."""
+    """Write the run's model and its evaluation transform to the folder `to`; returns a line on how to load them."""
     read_result(run)  # only a finished run has a model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"--to {to} exists already; give the name of a new folder")
@@ -42,19 +43,19 @@ def export_run(run: Path, to: Path, overrides: Sequence[str] = ()) -> str:
         scratch = TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
         raise InputError(f"--to {to} cannot be made ({error.strerror}); give another folder") from None
-    with scratch as name, quiet_transformers():  # whatever happens, nothing half-written stays
+    with scratch as name, quiet_transformers():  # on any error, nothing half-written is left
         folder = Path(name) / "export"
         folder.mkdir()
         text = write_model(model, folder)
         (folder / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n", encoding="utf-8")
-        for file in folder.rglob("*.safetensors"):  # made so that only their owner may read them
+        for file in folder.rglob("*.safetensors"):  # they are made readable only by their owner
             file.chmod((folder / "preprocessor_config.json").stat().st_mode)
         folder.replace(target)
     return text.format(to=to)
 
 
 def write_model(model: Classifier, folder: Path) -> str:
-    """Write the network, and beside it the head where transformers has no classifier like ours."""
+    """Write the network, and the head separately if transformers has no classifier like ours; returns how to load."""
     backbone, head = model.backbone, model.head
     network = as_transformers(model, backbone.shape) if isinstance(backbone, ViT) else backbone.network
     if isinstance(backbone, ViT) and isinstance(head, nn.Linear):
@@ -138,7 +139,7 @@ def fill_from_ours(network: nn.Module, tensors: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def check_scores(model: Classifier, exported: Callable[[Tensor], Tensor], image_size: int) -> None:
-    """Both models must give some random images the same scores."""
+    """RunError unless both models give some random images the same scores."""
     images = torch.randn(4, 3, image_size, image_size, generator=torch.Generator().manual_seed(0))
     ours = model(images)
     difference = float((ours - exported(images)).abs().max())
@@ -147,7 +148,7 @@ def check_scores(model: Classifier, exported: Callable[[Tensor], Tensor], image_
 
 
 def preprocessor_config(settings: DataSettings) -> dict[str, Any]:
-    """What AutoImageProcessor needs to know to see images as the evaluation does."""
+    """The config with which AutoImageProcessor prepares images as the evaluation does."""
     assert settings.image_size is not None
     mean, std = KNOWN.get(settings.normalize) or channel_statistics(load(settings).train)
     square = size = {"height": settings.image_size, "width": settings.image_size}

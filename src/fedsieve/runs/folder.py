@@ -14,22 +14,22 @@ from safetensors.torch import save
 from torch import Tensor
 from xxhash import xxh3_128
 
-from fedsieve.config import Experiment
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError, RunError
-from fedsieve.model.classifier import description
+from fedsieve.files.atomic import flush_to_disk, write_text, written_atomically
+from fedsieve.files.sealed import digest_of_file, load_sealed, save_sealed
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
-from fedsieve.runs.atomic import flush_to_disk, write_text, written_atomically
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
-from fedsieve.runs.clients import ClientStore
+from fedsieve.runs.client_memory import ClientStore
+from fedsieve.runs.model_file import description
 from fedsieve.runs.read import read_experiment, read_metrics, with_digests
-from fedsieve.runs.sealed import digest_of_file, load_sealed, save_sealed
 
 FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
-START, TOTAL = "start.safetensors", "total.safetensors"  # of masks, and of mixing
-PARTS = ("checkpoints/.*.partial", "masks/*/.*.partial", "mixing/*/.*.partial")
-PARTIAL = re.compile(r"\.((\d{8,}|start|total|shared|client-\d{6,})\.safetensors|bytes\.json)\.partial")
-CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints; the first round always gets one
+START = "start.safetensors"
+PARTS = ("checkpoints/.*.partial", "masks/*/.*.partial")
+PARTIAL = re.compile(r"\.((\d{8,}|start|shared|client-\d{6,})\.safetensors|bytes\.json)\.partial")
+CHECKPOINT_SHARE = 0.05  # of the time may be spent on checkpoints; the first round always gets one
 
 
 class RunFolder:
@@ -39,12 +39,12 @@ class RunFolder:
         self.path = path
         self.experiment = experiment
         self.resume = resume
-        self.damaged: dict[Path, Path] = {}  # checkpoints that were passed over, and the damaged file
+        self.damaged: dict[Path, Path] = {}  # checkpoints that cannot be used, and the damaged file
         self._lock: IO[str] | None = None
         self._saved_at, self._save_took = float("-inf"), 0.0
         self._found: list[Companions] = []  # of the checkpoints that were there at the start
         self._metrics, self._metrics_digest = 0, xxh3_128()  # bytes of metrics.jsonl, and their digest
-        self._files: dict[str, str] = {}  # that the phase under way needs, and their digests
+        self._files: dict[str, str] = {}  # that the current phase needs, and their digests
         self._stores: list[tuple[int, ClientStore]] = []  # of this phase and earlier ones, with the rounds before each
         self._refuse_unless_ours()
 
@@ -79,12 +79,12 @@ class RunFolder:
         return (self.path / "result.json").exists()
 
     def start(self, fingerprint: str = "") -> Checkpoint | None:
-        """Make the folder, or go on with what is there: the newest checkpoint that can be trusted.
+        """Make the folder, or resume from the newest intact checkpoint in it, which is returned.
 
-        `fingerprint` is that of the data and the weights. Whatever is wrong is found before anything is changed.
+        `fingerprint` is that of the data and the weights. Errors are found before any file is changed.
         """
         self._take()
-        self._refuse_unless_ours()  # again: another process may have been here since
+        self._refuse_unless_ours()  # again: another process may have used it since
         found, self.damaged = checkpoint.find_newest(self.path)
         newest = found[0] if found else None
         if newest is not None:
@@ -115,7 +115,7 @@ class RunFolder:
                     path.unlink()
 
     def _restore_metrics(self, known: Companions) -> None:
-        """Cut metrics.jsonl back to what the checkpoint knows of; the rounds after it will be done again."""
+        """Cut metrics.jsonl back to the checkpoint's rounds; the rounds after it will be done again."""
         path = self.path / "metrics.jsonl"
         written = path.read_bytes()[: known.metrics] if known.metrics else b""
         with written_atomically(path) as partial:
@@ -137,7 +137,7 @@ class RunFolder:
         self._lock = lock
 
     def save_split(self, holdings: dict[str, Any]) -> None:
-        """Write split.json, who holds what, for whoever looks at the run."""
+        """Write split.json: which client holds what, for readers of the run."""
         write_text(self.path / "split.json", json.dumps(holdings, separators=(",", ":")) + "\n")
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class RunFolder:
             return
         start = time.monotonic()
         if (self.path / "metrics.jsonl").exists():
-            flush_to_disk(self.path / "metrics.jsonl")  # a checkpoint must not know more rounds than they do
+            flush_to_disk(self.path / "metrics.jsonl")  # a checkpoint must not count more rounds than it
         for _, store in self._stores:
             store.flush()
         state.companions = self._companions(state.progress)
@@ -170,7 +170,7 @@ class RunFolder:
         self._save_took = self._saved_at - start
 
     def _companions(self, progress: Progress) -> Companions:
-        """What belongs to a checkpoint; before a phase's first round, all files of the phase can be made again."""
+        """The files that a checkpoint needs; before a phase's first round, all files of the phase can be made again."""
         metrics, digest = self._metrics, self._metrics_digest.hexdigest()
         if not progress.round:
             return Companions(metrics, digest)
@@ -178,9 +178,9 @@ class RunFolder:
         return Companions(metrics, digest, self._files, str(store.folder.relative_to(self.path)), store.states())
 
     def client_store(self, phase: str, progress: Progress, needs: Sequence[Path] = ()) -> ClientStore:
-        """What clients remember between the rounds of a phase, as it was when `progress` was made.
+        """The clients' states in a phase, as they were when `progress` was made.
 
-        `needs` are files that were made at the phase's start and that its rounds cannot do without.
+        `needs` are files that were made at the phase's start and that its rounds need.
         """
         self._files = {str(path.relative_to(self.path)): digest_of_file(path) for path in needs}
         folder = self.path / "clients" / phase
@@ -191,14 +191,15 @@ class RunFolder:
         return store
 
     def _tidy_stores(self, oldest: int) -> None:
-        """Delete what no checkpoint needs, the oldest of which was made after so many rounds."""
+        """Delete what no checkpoint needs; the oldest one was made after `oldest` rounds."""
         for _, store in self._stores:
             store.prune(oldest)
-        while len(self._stores) > 1 and self._stores[1][0] <= oldest:  # then the phase before is over for good
+        while len(self._stores) > 1 and self._stores[1][0] <= oldest:  # then no checkpoint is in the phase before
             self._stores.pop(0)[1].clear()
 
-    def save_model(self, model: FlatModel) -> str:
-        """Write model.safetensors; its SHA-256."""
+    def save_model(self, model: FlatModel, vector: Tensor) -> str:
+        """Write model.safetensors with these weights; returns its SHA-256."""
+        model.vector.copy_(vector)
         path = self.path / "model.safetensors"
         with written_atomically(path) as partial:
             tensors = {name: tensor.detach().cpu().clone() for name, tensor in model.tensors().items()}
@@ -207,20 +208,18 @@ class RunFolder:
         return hashlib.sha256(content).hexdigest()
 
     def save_result(self, result: dict[str, Any]) -> dict[str, Any]:
-        """Write result.json, with digests of the run's files; what it says."""
+        """Write result.json, with digests of the run's files; returns its content."""
         result = with_digests(result, self.path)
         write_text(self.path / "result.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
-        for folder in ("clients", "mixing"):  # nobody will train on
-            for phase in self.experiment.phases:
-                (self.path / folder / phase.name / TOTAL).unlink(missing_ok=True)
-                ClientStore(self.path / folder / phase.name).clear()
-            with suppress(OSError):  # it was never made, or holds something of someone else's
-                (self.path / folder).rmdir()
+        for phase in self.experiment.phases:  # no training follows
+            ClientStore(self.path / "clients" / phase.name).clear()
+        with suppress(OSError):  # it was never made, or holds other files
+            (self.path / "clients").rmdir()
         return result
 
 
 def keep_start(run: Path, phase: str, weights: Tensor) -> None:
-    """Keep the weights in scope when a phase begins, for clients calibrate masks from them at any later round."""
+    """Keep the weights in scope at a phase's start, since clients calibrate masks from them in any later round."""
     path = run / "masks" / phase / START
     path.parent.mkdir(parents=True, exist_ok=True)
     save_sealed(path, phase, {"vector": weights})
@@ -236,7 +235,7 @@ def load_start(run: Path, phase: str) -> Tensor:
 
 
 def settled(experiment: Experiment, run: Path, resume: bool) -> Experiment:
-    """The experiment with nothing left open; resumed with the threads that the run has, for its bits depend on them."""
+    """The resolved experiment; a resumed run keeps its number of threads, since its bits depend on it."""
     if resume and experiment.threads == "auto" and (run / "experiment.yaml").exists():
         experiment = experiment.model_copy(update={"threads": read_experiment(run).threads})
     return experiment.resolved()

@@ -1,4 +1,4 @@
-"""Reading what runs left in their folders: each value has its type, and whatever was changed since is refused.
+"""Reading the files in runs' folders: types are checked, and files that were changed since the run are refused.
 
 A finished run's result.json holds the SHA-256 of the files beside it (`files`, and `model_sha256` for the model) and
 one of its own content (`digest`). Runs that were finished before there were digests are read without that check.
@@ -12,22 +12,32 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsieve.config import Experiment
+from fedsieve.config.experiment_file import parse_kept
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
-from fedsieve.experiment_file import parse_kept
 
 WITH_DIGEST = ("experiment.yaml", "metrics.jsonl", "split.json")  # the model's is `model_sha256`
 Digests = Mapping[str, str]  # by file name; none for an unfinished or older run
+FIGURES = (  # of a result, those that make sense as a mean
+    "test_accuracy",
+    "test_loss",
+    "val_accuracy",
+    "val_loss",
+    "best_val_accuracy",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
 
 # ------------------------------------------------------------------------------- what stands in the files
 
-Number = Annotated[float, Field(ge=-1e100, le=1e100)]  # so that its square is one, too
+Number = Annotated[float, Field(ge=-1e100, le=1e100)]  # so that its square is finite
 Count = Annotated[int, Field(ge=0, le=2**53)]  # so that sums of them fit into 64 bits
 Shares = dict[str, Number | None]
 
 
 class Content(BaseModel):
-    """What a file, or a part of it, must hold for others to rely on; it may hold more."""
+    """What a file, or a part of it, must contain; it may contain more."""
 
     model_config = ConfigDict(strict=True)
 
@@ -125,7 +135,7 @@ def sha256_of(path: Path) -> str:
 
 
 def digests_in(result: Mapping[str, Any] | None) -> Digests:
-    """Those of a run's files, as its result says; none if it is not finished."""
+    """The digests of a run's files, from its result; none if it is not finished."""
     return (result or {}).get("files") or {}
 
 
@@ -134,7 +144,7 @@ def digests_of(run: Path) -> Digests:
 
 
 def check_model(path: Path) -> None:
-    """Refuse a model.safetensors that is not the one that the run wrote, as far as a result.json beside it tells."""
+    """Refuse a model.safetensors that is not the one that the run wrote, if there is a result.json next to it."""
     if not path.with_name("result.json").exists():
         return
     expected = read_result(path.parent)["model_sha256"]
@@ -162,7 +172,7 @@ def read_result(run: Path) -> dict[str, Any]:
 
 
 def read_experiment(run: Path, digests: Digests | None = None) -> Experiment:
-    """The settings of a run. `digests` are those of its files; where they are not given, they are looked up."""
+    """The settings of a run. `digests` are those of its files; if not given, they are looked up."""
     path = run / "experiment.yaml"
     if not path.exists():
         raise InputError(f"{run} is no run (it has no experiment.yaml); give the folder of one")
@@ -174,9 +184,9 @@ def read_experiment(run: Path, digests: Digests | None = None) -> Experiment:
 
 
 def read_metrics(run: Path, digests: Digests | None = None) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl. Of a run that is not finished, the last one may be cut short, and is left out."""
+    """The lines of metrics.jsonl. If the last one is cut short in an unfinished run, it is left out."""
     path = run / "metrics.jsonl"
-    is_finished = (run / "result.json").exists()  # asked first: the run may end while its metrics are read
+    is_finished = (run / "result.json").exists()  # checked first: the run may end while its metrics are read
     if not path.exists() and not is_finished:
         return []
     *texts, rest = _checked_text(path, digests).split("\n")
@@ -191,7 +201,7 @@ def read_metrics(run: Path, digests: Digests | None = None) -> list[dict[str, An
 
 
 def read_split(run: Path, digests: Digests | None = None) -> dict[str, Any] | None:
-    """Who holds what, as split.json says; None for a run from before that was written down."""
+    """Which client holds what, from split.json; None for an older run without this file."""
     path = run / "split.json"
     digests = digests_of(run) if digests is None else digests
     if not path.exists() and path.name not in digests:
@@ -205,7 +215,7 @@ def read_split(run: Path, digests: Digests | None = None) -> dict[str, Any] | No
 
 
 def _checked_text(path: Path, digests: Digests | None) -> str:
-    """The text of a run's file, unless it was changed since the run ended."""
+    """The text of a run's file; InputError if it was changed since the run ended."""
     digests = digests_of(path.parent) if digests is None else digests
     text = _text(path)
     if path.name in digests and hashlib.sha256(text.encode()).hexdigest() != digests[path.name]:
@@ -244,7 +254,7 @@ def _is_json(text: str) -> bool:
 
 
 def _require(kind: type[Content], found: Any, path: Path, place: str = "") -> None:
-    """Refuse what was read from a file, or at some place in it, unless it is of this kind."""
+    """Refuse what was read from a file, or from a place in it, unless it is of this kind."""
     try:
         kind.model_validate(found)
     except ValidationError as error:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config import FisherSettings, MaskSettings
+from fedsieve.config.mask_settings import FisherSettings, MaskSettings
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
 from fedsieve.sieve.rules import RULES, Evidence

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedsieve.errors import InputError
-from fedsieve.runs.atomic import written_atomically
+from fedsieve.files.atomic import written_atomically
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a mask covers, in the order of its bits
 FILE_NAME = "mask.safetensors"  # in a folder that is made for a mask

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Literal, get_args
 
 import torch
@@ -14,7 +15,10 @@ from fedsieve.errors import InputError
 from fedsieve.sieve.mask import Mask
 from fedsieve.sieve.rows import active_rows
 
-Handover = Literal["reset", "carry", "leak"]  # what becomes of the momentum when the mask is redrawn
+Select = Callable[[Tensor], Tensor]  # from a tensor in a parameter's shape to the entries that a step moves
+Penalty = Callable[[str, Tensor, Select], Tensor]  # a parameter's name, its selected weights: a term of their gradient
+Correction = Callable[[str, Select], Tensor]  # a parameter's name: what is added to the gradient after clipping
+MomentumPolicy = Literal["reset", "carry", "leak"]  # what becomes of the momentum when the mask is redrawn
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,10 @@ class Selection:
 class SparseSGDM(torch.optim.Optimizer):
     """torch.optim.SGD for the active weights of a mask; frozen ones keep their bits, and have no momentum.
 
-    With g the gradient of the active weights (divided by the mask's density if `rescale`, then clipped to the
-    norm `clip_norm`): d = g + weight_decay * w;  v = d at first, then momentum * v + (1 - dampening) * d;
-    w -= lr * (d + momentum * v if nesterov else v). With a full mask the result is that of SGD to the last bit.
+    With g the gradient of the active weights (divided by the mask's density if `rescale`; plus `penalty`; clipped to
+    the norm `clip_norm`; plus `correction`): d = g + weight_decay * w;
+    v = d at first, then momentum * v + (1 - dampening) * d;  w -= lr * (d + momentum * v if nesterov else v).
+    With a full mask the result is that of SGD to the last bit.
     Parameters given with names are found in the mask by name, others by order. Those that the mask does not know are
     frozen, except those named in `dense`, which are always active. All are given once, here: `add_param_group` later
     on, and copies of the optimizer, are not supported.
@@ -122,6 +127,8 @@ class SparseSGDM(torch.optim.Optimizer):
         clip_norm: float | None = None,
         rescale: bool = False,
         dense: Collection[str] = (),
+        penalty: Penalty | None = None,
+        correction: Correction | None = None,
     ) -> None:
         if min(lr, momentum, weight_decay) < 0:
             raise ValueError("lr, momentum and weight_decay must not be negative")
@@ -130,6 +137,10 @@ class SparseSGDM(torch.optim.Optimizer):
         settings = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, settings | {"nesterov": nesterov})
         self.clip_norm, self.rescale, self.dense = clip_norm, rescale, dense
+        self.penalty, self.correction = penalty, correction
+        self._names = dict(
+            zip((one for _, one in self._parameters()), self._given_names() or map(str, count()), strict=False)
+        )
         self._select(mask)
 
     # torch's own, without its wrapper that imports a compiler at the first call, which takes seconds
@@ -163,6 +174,8 @@ class SparseSGDM(torch.optim.Optimizer):
         for group, parameter, selection, gradient in found:
             if shrink is not None:
                 gradient = gradient.mul(shrink.to(gradient.device))
+            if self.correction is not None:
+                gradient = gradient.add(selection.silence(self.correction(self._names[parameter], selection.gather)))
             self._move(group, parameter, selection, gradient)
 
     def _gradients(self) -> Iterator[tuple[dict[str, Any], Tensor, Selection, Tensor]]:
@@ -179,6 +192,9 @@ class SparseSGDM(torch.optim.Optimizer):
                 continue
             if self.rescale and self._density != 1 and parameter not in self._outside:
                 gradient = gradient / self._density
+            if self.penalty is not None:
+                weights = selection.gather(parameter)
+                gradient = gradient.add(self.penalty(self._names[parameter], weights, selection.gather))
             yield group, parameter, selection, selection.silence(gradient)
 
     def _move(self, group: dict[str, Any], parameter: Tensor, selection: Selection, gradient: Tensor) -> None:
@@ -195,7 +211,7 @@ class SparseSGDM(torch.optim.Optimizer):
             gradient = gradient.add(buffer, alpha=momentum) if group["nesterov"] else buffer
         selection.move(parameter, weights, gradient, group["lr"])
 
-    def set_mask(self, mask: Mask | None, momentum: Handover = "reset") -> None:
+    def set_mask(self, mask: Mask | None, momentum: MomentumPolicy = "reset") -> None:
         """From now on other weights are active. What becomes of the momentum there was:
 
         reset: it is forgotten; the next step is a first step. carry: it stays where weights are still active, and
@@ -223,7 +239,7 @@ class SparseSGDM(torch.optim.Optimizer):
         return {"momentum": torch.cat(values), "mask": Mask.pack(self._shapes(), torch.cat(positions)).bits}
 
     @torch.no_grad()
-    def import_momentum(self, state: dict[str, Tensor], momentum: Handover = "carry") -> None:
+    def import_momentum(self, state: dict[str, Tensor], momentum: MomentumPolicy = "carry") -> None:
         """Go on with the momentum that another optimizer of these parameters exported, as `set_mask` does."""
         if _known(momentum) == "reset" or not state:
             return
@@ -272,7 +288,7 @@ class SparseSGDM(torch.optim.Optimizer):
             return
         if not all(parameter.is_contiguous() for parameter in parameters):
             raise ValueError("SparseSGDM needs contiguous parameters; call .contiguous() on those in channels_last")
-        names = [name for group in self.param_groups for name in group.get("param_names", ())]
+        names = self._given_names()
         named = bool(names)
         if not named:
             names = [*mask.shapes, *(f"parameter {number}" for number in range(len(mask.shapes), len(parameters)))]
@@ -289,6 +305,9 @@ class SparseSGDM(torch.optim.Optimizer):
             for name, one in found.items()
         }
 
+    def _given_names(self) -> list[str]:
+        return [name for group in self.param_groups for name in group.get("param_names", ())]
+
     def _parameters(self) -> Iterator[tuple[dict[str, Any], Tensor]]:
         return ((group, parameter) for group in self.param_groups for parameter in group["params"])
 
@@ -302,6 +321,6 @@ def _positions(chosen: Tensor) -> Tensor:
 
 
 def _known(momentum: str) -> str:
-    if momentum not in get_args(Handover):
-        raise ValueError(f"momentum is one of {', '.join(get_args(Handover))}, not {momentum}")
+    if momentum not in get_args(MomentumPolicy):
+        raise ValueError(f"momentum is one of {', '.join(get_args(MomentumPolicy))}, not {momentum}")
     return momentum

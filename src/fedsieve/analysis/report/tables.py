@@ -1,0 +1,264 @@
+"""Tables for the terminal."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from fedsieve.analysis.statistics import Interval, interval
+from fedsieve.federate.traffic import size
+from fedsieve.observe.numbers import duration, number, percent
+from fedsieve.observe.profile import SECTIONS, Times
+
+if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
+    from fedsieve.analysis.compare import Comparison
+    from fedsieve.sieve.density import Layers
+
+
+def _table(columns: Sequence[str], title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column(columns[0])
+    for name in columns[1:]:
+        table.add_column(name, justify="right")
+    return table
+
+
+def result_table(result: Mapping[str, Any]) -> Table:
+    """One row for each phase of a run."""
+    table = _table(["phase", "rounds", "best val (round)", "test", "test loss", "sent up", "time"])
+    for phase in result["phases"]:
+        table.add_row(
+            phase["name"],
+            str(phase["rounds"]),
+            f"{percent(phase['best_val_accuracy'])} ({phase['best_round'] or '–'})",
+            percent(phase["test_accuracy"]),
+            number(phase["test_loss"]),
+            size(phase["bytes_up"]),
+            duration(phase["seconds"]),
+        )
+    return table
+
+
+def times_table(times: Times, start: float = 0.0) -> Table:
+    """Where a run's time went; `start` are the seconds before it, in which the program was loaded."""
+    wall = times.wall + start
+    columns = {"main process": {**times.main, "start": times.main.get("start", 0.0) + start}}
+    if times.workers > 1:
+        columns[f"each of {times.workers} workers"] = {**times.each_worker, "start": start}
+    table = _table(["time", *(name for name in columns for name in (name, "share"))])
+    for name in SECTIONS:
+        cells = [seconds.get(name, 0.0) for seconds in columns.values()]
+        if any(cells):
+            table.add_row(name, *(text for cell in cells for text in (duration(cell), percent(cell / wall))))
+    table.add_section()
+    totals = [sum(seconds.values()) for seconds in columns.values()]
+    table.add_row("in all", *(text for total in totals for text in (duration(total), percent(total / wall))))
+    return table
+
+
+def spread_over_clients(clients: Mapping[str, Any]) -> str:
+    return (
+        f"accuracy of clients: mean {percent(clients['mean'])}, worst tenth {percent(clients['worst_tenth'])}, "
+        f"standard deviation {percent(clients['deviation'])}"
+    )
+
+
+def runs_table(results: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
+    """One row for each run."""
+    table = _table(["run", "test accuracy", "test loss", "best val", "sent up", "time"], title)
+    for name, result in results.items():
+        table.add_row(
+            name,
+            percent(result["test_accuracy"]),
+            number(result["test_loss"]),
+            percent(result["best_val_accuracy"]),
+            size(result["bytes_up"]),
+            duration(result["seconds"]),
+        )
+    return table
+
+
+def seeds_table(results: Sequence[Mapping[str, Any]], means: Mapping[str, Interval]) -> Table:
+    """One row for each seed's run, then the means with their intervals."""
+    columns = {
+        "test accuracy": ("test_accuracy", percent),
+        "test loss": ("test_loss", number),
+        "best val": ("best_val_accuracy", percent),
+        "sent up": ("bytes_up", size),
+        "time": ("seconds", duration),
+    }
+    table = _table(["seed", *columns])
+    for result in results:
+        table.add_row(str(result["seed"]), *(show(result[name]) for name, show in columns.values()))
+    table.add_section()
+    table.add_row("mean", *(with_margin(means.get(name), show) for name, show in columns.values()))
+    return table
+
+
+def with_margin(mean: Interval | None, show: Callable[[float], str]) -> str:
+    """A mean ± half the width of its interval, and the unit once: 69.2 ± 3.4%."""
+    if mean is None or mean.margin is None:
+        return "–" if mean is None else show(mean.mean)
+    value, margin = show(mean.mean), show(mean.margin) if mean.margin else "0"
+    figures = [re.fullmatch(r"([-+]?[\d.]+)(\D+)", text) for text in (value, margin)]
+    if figures[0] and figures[1] and figures[0][2] == figures[1][2]:
+        value = figures[0][1]
+    return f"{value} ± {margin}"
+
+
+def comparison_table(comparison: "Comparison") -> Table:
+    """One row for each group of runs: means over their seeds."""
+    from fedsieve.analysis.compare import short
+
+    shown = {
+        "test": ("test_accuracy", percent),
+        "test loss": ("test_loss", number),
+        "best val": ("best_val_accuracy", percent),
+        "sent up": ("bytes_up", size),
+        "down": ("bytes_down", size),
+        "time": ("seconds", duration),
+    }
+    keys = comparison.shown
+    title = "mean ± 95% interval" + (f" by {', '.join(keys)}" if keys else "")
+    table = _table([*(short(keys) or ["runs"]), "n", *shown], title)
+    for group in comparison.groups:
+        cells = [brief(group.values[key]) for key in keys] or ["all"]
+        for name, show in shown.values():
+            mean = group.means.get(name)
+            with_interval = name.startswith("test")  # the files have all of them; a line has no room
+            cells.append("–" if mean is None else with_margin(mean, show) if with_interval else show(mean.mean))
+        table.add_row(*map(Text, [*cells[: max(1, len(keys))], str(len(group.runs)), *cells[max(1, len(keys)) :]]))
+    return table
+
+
+def differences_table(comparison: "Comparison") -> Table:
+    """One row for each group but the baseline: how far from it, over runs with the same seed."""
+    from fedsieve.analysis.compare import label, short
+
+    keys, metric = comparison.shown, comparison.metric
+    show = {"bytes_up": size, "bytes_down": size, "seconds": duration}.get(
+        metric, points if metric.endswith("accuracy") else number
+    )
+    title = f"{metric.replace('_', ' ')} less that of {label(comparison.baseline, comparison)}"
+    table = _table([*short(keys), "pairs", "difference", "p", "p (Holm)"], title)
+    for group in comparison.groups:
+        if group is comparison.baseline:
+            continue
+        found = group.difference
+        cells = [brief(group.values[key]) for key in keys]
+        if found is None:
+            cells += ["0", "–", "–"]
+        else:
+            mean = found.difference.mean
+            amount = with_margin(replace(found.difference, mean=abs(mean)), show)
+            cells += [str(found.difference.count), f"{'-' if mean < 0 else '+'}{amount}", chance(found.p)]
+        table.add_row(*map(Text, [*cells, chance(group.corrected)]))
+    return table
+
+
+def points(difference: float) -> str:
+    """The difference of two shares in percentage points."""
+    return f"{100 * difference:.1f} points"
+
+
+def chance(p: float | None) -> str:
+    return "–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def brief(text: str, limit: int = 20) -> str:
+    """The text, or its end where it is long: of a path the name."""
+    return text if len(text) <= limit else "…" + text[1 - limit :]
+
+
+def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
+    """One row for each group of runs that differ only in the seed, as `report.overview` describes them."""
+    table = _table(["runs", "seeds", "test accuracy", "sent up", "time", "state"])
+    table.columns[0].overflow = "fold"
+
+    def cell(figure: Sequence[Any] | None, show: Callable[[float], str], with_margin: bool = False) -> str:
+        if figure is None:
+            return "–"
+        return show(figure[0]) + (f" ± {show(figure[1])}" if with_margin and figure[1] is not None else "")
+
+    for group in groups:
+        accuracy, up, seconds = (group["figures"][name] for name in ("test_accuracy", "bytes_up", "seconds"))
+        cells = [cell(accuracy, percent, with_margin=True), cell(up, size), cell(seconds, duration)]
+        table.add_row(Text(group["name"]), str(len(group["seeds"])), *cells, group["state"])
+    return table
+
+
+def scores_table(scores: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Figures measured again beside those the run recorded."""
+    table = _table(["", "measured now", "recorded by the run"])
+    for name, values in scores.items():
+        show = percent if name.endswith("accuracy") else number
+        table.add_row(name, show(values["measured"]), show(values["recorded"]))
+    return table
+
+
+def split_table(counts: np.ndarray, classes: Sequence[str], limit: int = 20) -> Table:
+    """One row for each client (the first `limit`): its samples and its most frequent classes."""
+    table = Table(header_style="bold")
+    for name in ("client", "samples", "classes"):
+        table.add_column(name, justify="right")
+    table.add_column("most frequent")
+    for client, row in enumerate(counts[:limit]):
+        held = [index for index in np.argsort(-row, kind="stable") if row[index]]
+        names = ", ".join(f"{classes[index]} {row[index]}" for index in held[:5])
+        more = ", …" if len(held) > 5 else ""
+        table.add_row(str(client), f"{row.sum():,}", str(len(held)), Text(names + more))  # a name may hold brackets
+    if len(counts) > limit:
+        table.add_row("…", "", "", f"{len(counts) - limit:,} more clients; --json has all")
+    return table
+
+
+def layers_table(layers: "Layers", title: str) -> Table:
+    """A mask layer by layer: one row for each block, then what is not in blocks, then the whole."""
+
+    def short(value: float | None) -> str:
+        return percent(value).replace("100.0%", "100%")  # so that nine columns fit into 80 characters
+
+    columns = list(next(iter(layers.blocks.values()), ["all"]))
+    table = _table(["block" if layers.blocks else "layers", *columns], title)
+    for block, row in layers.blocks.items():
+        table.add_row(str(block), *map(short, row.values()))
+    table.add_section()
+    for name, value in [*layers.rest.items(), ("total", layers.total)]:
+        table.add_row(name, *[""] * (len(columns) - 1), short(value))
+    return table
+
+
+def sweep_table(results: Mapping[str, Any]) -> Table:
+    """One row for each arm: what was chosen in it, and its test accuracy over the seeds that are done."""
+    table = _table(["arm", "trials", "chosen", "val", "test (95%)", "seeds"])
+    for arm in results["arms"]:
+        done = [trial for trial in arm["trials"] if trial["state"] not in ("waiting", "running")]
+        scores = [seed["test_accuracy"] for seed in arm["seeds"].values() if seed["test_accuracy"] is not None]
+        best = max((trial["val_accuracy"] for trial in done if trial["state"] == "complete"), default=None)
+        table.add_row(
+            arm["name"],
+            f"{len(done)} of {len(arm['trials'])}",
+            "–" if arm["chosen"] is None else ", ".join(f"{v}" for v in arm["chosen"].values()) or "as it is",
+            percent(best),
+            with_margin(interval(scores) if scores else None, percent),
+            f"{len(arm['seeds'])} of {results['seeds']}",
+        )
+    return table
+
+
+def foretold_table(rows: Sequence[tuple[str, int, float]]) -> Table:
+    """What would be run, how often, and how long that would take."""
+    table = _table(["arm", "runs left", "estimate"])
+    for about, left, seconds in rows:
+        table.add_row(Text(about), str(left), duration(seconds))
+    table.add_section()
+    table.add_row(
+        "in all, estimated from a few timed images",
+        str(sum(row[1] for row in rows)),
+        duration(sum(row[2] for row in rows)),
+    )
+    return table

@@ -1,0 +1,75 @@
+"""Commands that look at experiments without running them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedsieve.cli.arguments import ExperimentArgument, JsonOption, OverridesArgument, console
+from fedsieve.errors import InputError
+
+
+def presets(
+    beginning: Annotated[
+        str, typer.Argument(metavar="BEGINNING", help="Only those whose names begin so: 001, digits, 002-table4.2")
+    ] = "",
+) -> None:
+    """List the experiments that come with fedsieve, those of each report under a heading, and the sweeps."""
+    from fedsieve.analysis.sweep.sweep_file import sweep_about, sweep_names
+    from fedsieve.config.experiment_file import preset_about, preset_names, report_of
+
+    names = [name for name in preset_names() if name.startswith(beginning)]
+    sweeps = {name: sweep_about(name) for name in sweep_names() if name.startswith(beginning)}
+    if not names and not sweeps:
+        raise InputError(f"no preset begins with '{beginning}'; `fedsieve presets` lists them all")
+    for report in sorted({report_of(name) or "" for name in names}):
+        group = [name for name in names if (report_of(name) or "") == report]
+        about = {name: preset_about(name).removeprefix(f"Report {report}, ") for name in group}
+        _print_listed(f"Report {report} ({len(group)})" if report else "", about)
+    _print_listed("Sweeps, for `fedsieve sweep`", sweeps)
+
+
+def _print_listed(heading: str, about: dict[str, str]) -> None:
+    if heading and about:
+        print(f"\n{heading}")
+    for name, text in about.items():
+        print(f"{name:<{max(map(len, about))}}  {text}")
+
+
+def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:
+    """Print an experiment as YAML, with every default filled in."""
+    from fedsieve.config.experiment_file import load_experiment
+
+    print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
+
+
+def split(
+    experiment: ExperimentArgument,
+    overrides: OverridesArgument = None,
+    png: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it.")] = Path("split.png"),
+    as_json: JsonOption = False,
+) -> None:
+    """Show which client holds how many samples of which class."""
+    from fedsieve.config.experiment_file import load_experiment
+    from fedsieve.data.roles import class_counts
+
+    settings = load_experiment(experiment, overrides or []).resolved()
+    counts, classes, notes = class_counts(settings)
+    if as_json:
+        clients = [{classes[k]: int(row[k]) for k in row.nonzero()[0]} for row in counts]
+        rows = [
+            {"client": client, "samples": int(counts[client].sum()), "classes": held}
+            for client, held in enumerate(clients)
+        ]
+        print(json.dumps({"classes": classes, "clients": rows, "notes": notes}))
+        return
+    from fedsieve.analysis.report.plots import plot_split
+    from fedsieve.analysis.report.tables import split_table
+
+    terminal = console()
+    terminal.print(split_table(counts, classes))
+    for note in notes:
+        terminal.print(f"note: {note}", soft_wrap=True)
+    plot_split(counts, png)
+    terminal.print(f"written to {png}", soft_wrap=True)

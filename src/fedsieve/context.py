@@ -1,0 +1,238 @@
+"""The run context, which every process of a run has: the data, its partition among clients, and the model.
+
+Making a context finds errors in the input, and writes nothing but the cache.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from xxhash import xxh3_128
+
+from fedsieve.config.schema import Experiment
+from fedsieve.data.load import Dataset, Samples, load
+from fedsieve.data.roles import hold_out_at_clients, hold_out_validation, sample_validation, split_training
+from fedsieve.data.transform import Transform
+from fedsieve.federate.types import ClientData
+from fedsieve.files.cache import size_limit
+from fedsieve.model.classifier import Classifier, build_classifier
+from fedsieve.model.compiled import compile_blocks
+from fedsieve.model.evaluate import Score, by_class_shares, score_batch
+from fedsieve.model.features import (
+    batch_outputs,
+    feature_depth,
+    frozen_depth,
+    frozen_fingerprint,
+    frozen_outputs,
+    images_at_once,
+    network_behind,
+    too_large_to_keep,
+)
+from fedsieve.model.flat import FlatModel
+from fedsieve.model.precision import forward, notes_on
+from fedsieve.observe.callbacks import Callback
+from fedsieve.observe.profile import section
+from fedsieve.randomness import numpy_generator
+from fedsieve.runs.model_file import start_from_run
+
+SERVER = -1  # instead of a client's number
+SLOW = 2000  # images: from here on, progress is shown
+AT_A_TIME = 4096  # clients whose class counts are held at once
+WRITTEN_DOWN = 200  # clients whose class counts are saved in the run's folder
+
+Compute = Callable[[str, np.ndarray | None, int, Iterable[int]], Iterator[np.ndarray]]
+
+
+class RunContext:
+    """Data, partition and model of a run, in one process. The model's weights are whatever was last written to it."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        callback: Callback,
+        classifier: Classifier | None = None,
+        data: Dataset | None = None,
+    ) -> None:
+        size_limit()  # fails now if $FEDSIEVE_CACHE_GB is no size
+        self.experiment, self.callback, self.device = experiment, callback, experiment.device
+        self.data: Dataset = data or load(experiment.data)
+        self.training, self.validation = hold_out_validation(experiment, self.data)
+        self.validation_sample = sample_validation(experiment, self.data, self.validation)
+        self.partition, self.held_out = hold_out_at_clients(
+            experiment, split_training(experiment, self.data, self.training)
+        )
+        self.transform = Transform(experiment.data, self.data.train)
+        self.classifier = classifier or build_classifier(experiment, self.data.classes)
+        self.is_as_started = classifier is None  # whether the model has the weights that the experiment starts from
+        if self.is_as_started and experiment.model.init is not None:
+            start_from_run(self.classifier, experiment.model.init)
+        self.model = FlatModel(self.classifier, self.device)
+        if experiment.compile:
+            compile_blocks(self.classifier, self.device)
+        self._features: dict[str, Tensor] = {}  # of the training and the test set
+        self._fingerprints: dict[int, str] = {}  # of the frozen part, by depth
+        self.noted: dict[str, str] = {}  # by topic
+        for note in self.data.notes + self.partition.notes + notes_on(experiment.precision, self.device):
+            self.note(note)
+
+    def note(self, text: str, topic: str | None = None) -> None:
+        """Show a note to the user, once for each topic (or text, without one)."""
+        if (topic or text) not in self.noted:
+            self.noted[topic or text] = text
+            self.callback.note(text)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all that a run starts from; to be computed before the first weight changes."""
+        return fingerprint_of(self.data, self.model.vector)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training samples of each client."""
+        return self.partition.clients.sizes
+
+    # If the beginning of the network is frozen, its output is computed once, and kept in the cache.
+
+    def frozen_depth(self, active: Iterable[str]) -> int:
+        """How much of the network is frozen while the tensors with these names change."""
+        depth, samples = frozen_depth(self.classifier, set(active)), len(self.data.train) + len(self.data.test)
+        if depth and (reason := too_large_to_keep(self.classifier, depth, samples)):
+            self.note(reason, "cache")
+            return 0
+        return depth
+
+    @property
+    def feature_depth(self) -> int:
+        """The depth at which only the head is left."""
+        return feature_depth(self.classifier)
+
+    def forget_outputs(self) -> None:
+        """Drop what is kept in memory: the frozen part may be another one now, or have other weights."""
+        self._features.clear()
+        self._fingerprints.clear()
+
+    def network(self, depth: int) -> nn.Module:
+        return network_behind(self.classifier, depth)
+
+    def frozen_outputs(
+        self, part: str, positions: np.ndarray, depth: int, compute: Compute | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """A function from indices into `positions` to inputs of `network(depth)`.
+
+        `compute` gives outputs that are not in the cache, batch by batch; None: they are computed here.
+        """
+        compute = compute or self._computed_here
+        if depth == self.feature_depth:  # features are small: those of all samples are kept, for every use
+            if part not in self._features:
+                rows = self._cached(part, None, depth, compute, self.callback.features)
+                self._features[part] = rows.to(self.device)
+            known, where = self._features[part], torch.from_numpy(positions)
+            return lambda batch: known[where[batch]].to(self.device)
+        silent = len(positions) < SLOW
+        progress = (lambda *_: None) if silent else self.callback.features
+        tokens = self._cached(part, positions, depth, compute, progress)
+        return lambda batch: tokens[batch].to(self.device)
+
+    def _cached(
+        self,
+        part: str,
+        positions: np.ndarray | None,
+        depth: int,
+        compute: Compute,
+        progress: Callable[[int, int], None],
+    ) -> Tensor:
+        if depth not in self._fingerprints:
+            self._fingerprints[depth] = frozen_fingerprint(self.classifier, depth)
+        with section("features"):
+            return frozen_outputs(
+                self.classifier,
+                depth,
+                self._fingerprints[depth],
+                self.samples(part),
+                positions,
+                self.transform,
+                self.device,
+                partial(compute, part, positions, depth),
+                self.experiment.precision,
+                self.experiment.compile,
+                progress,
+                lambda text: self.note(text, "cache"),  # what cannot be kept for one client cannot be for the next
+            )
+
+    def _computed_here(
+        self, part: str, positions: np.ndarray | None, depth: int, starts: Iterable[int]
+    ) -> Iterator[np.ndarray]:
+        return (self.outputs(part, positions, depth, first) for first in starts)
+
+    def outputs(self, part: str, positions: np.ndarray | None, depth: int, first: int) -> np.ndarray:
+        """The frozen part's outputs for the batch of samples that begins at number `first`."""
+        samples = self.samples(part)
+        own = positions if positions is not None else np.arange(len(samples))
+        with section("features"):
+            batch = samples.images[torch.from_numpy(own[first : first + images_at_once(self.device)])].to(self.device)
+            images = self.transform.evaluation(batch)
+            return batch_outputs(self.classifier, depth, images, self.experiment.precision).numpy()
+
+    def samples(self, part: str) -> Samples:
+        return self.data.test if part == "test" else self.data.train
+
+    # Clients' data, and how well the model does.
+
+    def client_data(self, client: int, depth: int) -> ClientData:
+        """One client's own samples, as `network(depth)` takes them in training."""
+        return self.training_data(client, self.training[self.partition.clients[client]], depth)
+
+    def server_data(self, samples: int, depth: int) -> ClientData:
+        """A draw of training samples for the server, without those that clients hold out for evaluation."""
+        held, training = self.held_out, self.training
+        training = training if held is None else np.setdiff1d(training, training[held.positions])
+        generator = numpy_generator(self.experiment.seed, "server samples")
+        return self.training_data(SERVER, np.sort(generator.permutation(training)[:samples]), depth)
+
+    def training_data(self, client: int, positions: np.ndarray, depth: int) -> ClientData:
+        own = torch.from_numpy(positions)
+        labels = self.data.train.labels[own].to(self.device)
+        if depth:
+            outputs = self.frozen_outputs("train", positions, depth)
+            return ClientData(client, lambda batch, _: outputs(batch), labels)
+        images, transform, device = self.data.train.images, self.transform, self.device
+        return ClientData(client, lambda batch, g: transform.training(images[own[batch]].to(device), g), labels)
+
+    def score(self, part: str, positions: np.ndarray, depth: int) -> tuple[Tensor, float]:
+        """Whether the current model is right about each sample of a batch, and the sum of their losses."""
+        samples, own = self.samples(part), torch.from_numpy(positions)
+        with section("evaluate"):
+            network = partial(forward, self.network(depth).eval(), precision=self.experiment.precision)
+            at_once = len(own) if depth == self.feature_depth else images_at_once(self.device)
+            if depth:
+                inputs = self.frozen_outputs(part, positions, depth)(torch.arange(len(own)))
+            else:
+                inputs = self.transform.evaluation(samples.images[own].to(self.device))
+            return score_batch(network, inputs, samples.labels[own], at_once)
+
+    def holdings(self) -> dict[str, Any]:
+        """How many training samples of each class the first clients hold."""
+        labels, clients = self.data.train.labels.numpy()[self.training], self.partition.clients
+        counts = clients[:WRITTEN_DOWN].count_classes(labels, len(self.data.classes))
+        held = [{str(k): int(row[k]) for k in row.nonzero()[0]} for row in counts]
+        return {"classes": self.data.classes, "count": len(clients), "clients": held}
+
+    def by_class_shares(self, score: Score) -> list[float | None]:
+        """Each client's accuracy on the test set, weighted by its class shares; `score` is the model's on that set."""
+        labels, clients = self.data.train.labels.numpy()[self.training], self.partition.clients
+        accuracies: list[float | None] = []
+        for first in range(0, len(clients), AT_A_TIME):
+            some = clients[first : first + AT_A_TIME].count_classes(labels, len(self.data.classes))
+            accuracies += by_class_shares(score.correct.numpy(), self.data.test.labels.numpy(), some)
+        return accuracies
+
+
+def fingerprint_of(data: Dataset, *weights: Tensor) -> str:
+    """A hash of the data; with the first weights, of all that a run starts from besides its experiment."""
+    digest = xxh3_128(f"{data.train.fingerprint} {data.test.fingerprint} {data.classes}".encode())
+    for tensor in (data.train.labels, data.test.labels, *weights):
+        digest.update(tensor.cpu().numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,190 @@
+"""The clients' side of a run, in any process: does jobs with the vectors that the server has published.
+
+These are `model` (the weights that may have changed since the run began, from position `model_at` on, as of the
+beginning or resumption of the phase), `weights` (those in scope, now), `start` (those in scope at the phase's start,
+for masks), `mask` (the shared one) and broadcast extras (`extra:NAME`). An answer depends only on these, on the job,
+and on the client's data and state, so any process can do any job.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.context import RunContext
+from fedsieve.errors import RunError
+from fedsieve.federate.blame import raise_if_ours, reason_of
+from fedsieve.federate.mask_source import MaskSource
+from fedsieve.federate.secure_round import secure_message
+from fedsieve.federate.types import EXTRA, Answer, Broadcast, Job, State, Task, Update
+from fedsieve.model.evaluate import BATCH, joined
+from fedsieve.observe.profile import section
+from fedsieve.phase import ClientSide, Phase, calibration_depth, client_side, mask_source
+from fedsieve.randomness import numpy_generator
+from fedsieve.runs.client_memory import StateFiles
+from fedsieve.sieve.mask import Mask
+
+RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
+
+
+class ClientRuntime:
+    """Does jobs, one after another, with the model of its run context."""
+
+    def __init__(self, context: RunContext, phases: list[Phase], folder: Path | None) -> None:
+        self.context, self.phases, self.folder = context, phases, folder  # the run's folder
+        self.vectors: dict[str, Tensor] = {}  # as published
+        self._masks: MaskSource | None = None  # of the current phase
+        self._side: ClientSide | None = None
+        self._files: StateFiles | None = None  # clients' states
+        self._is_loaded = False  # whether the model has the published weights
+        self._handlers: dict[str, Callable[[Job], Answer]] = {
+            "outputs": self._outputs,
+            "score": self._score,
+            "loss": self._loss,
+            "scores": self._scores,
+            "contribute": self._contribute,
+            "train": self._train,
+        }
+
+    def take(self, vectors: Mapping[str, Tensor]) -> None:
+        """Take what the server publishes; with `model`, a phase begins."""
+        if "model" in vectors:
+            first = int(vectors["model_at"])
+            self.context.model.vector[first : first + len(vectors["model"])] = vectors["model"]
+            self.context.forget_outputs()
+            self.vectors.clear()
+            self._masks = self._side = self._files = None
+        if "mask" in vectors and self._masks is not None:
+            self._share(self._masks, vectors["mask"])
+        self.vectors |= vectors
+        self._is_loaded = False
+
+    def do(self, job: Job) -> Answer:
+        return self._handlers[job.do](job)
+
+    # What the model is used for.
+
+    def _outputs(self, job: Job) -> Answer:
+        self._load(job)
+        positions = np.frombuffer(job.data, np.int64) if len(job.data) else None
+        about = job.about
+        return Answer({}, self.context.outputs(about["part"], positions, about["depth"], about["first"]))
+
+    def _score(self, job: Job) -> Answer:
+        """The score of one batch of samples."""
+        self._load(job)
+        positions = np.frombuffer(job.data, np.int64).copy()
+        correct, loss = self.context.score(job.about["part"], positions, job.about["depth"])
+        return Answer({"loss": loss}, correct.numpy())
+
+    def _loss(self, job: Job) -> Answer:
+        """The loss of the current model on a client's own training samples."""
+        self._load(job)
+        context, depth = self.context, self._side_of(job).frozen
+        positions = context.training[context.partition.clients[job.about["client"]]]
+        if not len(positions):
+            return Answer({"loss": 0.0})
+        batches = (positions[first : first + BATCH] for first in range(0, len(positions), BATCH))
+        scores = (context.score("train", batch, depth) for batch in batches)
+        return Answer({"loss": joined((correct.numpy(), loss) for correct, loss in scores).loss})
+
+    # What clients do.
+
+    def _scores(self, job: Job) -> Answer:
+        """What one client contributes to a mask that all clients share."""
+        self._load(job)
+        masks, about = self._masks_of(job), job.about
+        assert masks is not None
+        active = Mask(masks.shapes, torch.frombuffer(bytearray(job.data), dtype=torch.uint8))
+        depth = calibration_depth(self.context, self.phases[about["phase"]])
+        data = self.context.client_data(about["client"], depth)
+        total, _ = masks.scored(data, tuple(about["address"]), about["round"], active)
+        return Answer({}, total.cpu().numpy())
+
+    def _contribute(self, job: Job) -> Answer:
+        """What one client contributes to a method before the first round."""
+        self._load(job)
+        side = self._side_of(job)
+        data = self.context.client_data(job.about["client"], side.depth)
+        with section("calibrate"):
+            return side.phase.method.contribute(data, side.setup, side.phase.settings.name)
+
+    def _train(self, job: Job) -> Answer:
+        """A client's message, or why there is none: a client's error does not end the run."""
+        side, about, files = self._side_of(job), job.about, self._files_of(job)
+        client, settings = about["client"], side.phase.settings
+        device, published = self.context.device, self.vectors.items()
+        extras = {name.removeprefix(EXTRA): one.to(device) for name, one in published if name.startswith(EXTRA)}
+        weights = self.vectors["weights"].to(device)
+        broadcast = Broadcast(settings.name, about["round"], settings.rounds, weights, extras)
+        data = self.context.client_data(client, side.depth)
+        remembered = files.read(client, about["memory"]) if about["memory"] is not None else {}
+        failure, self._is_loaded = self._injected_failure(client, broadcast), False
+        try:
+            if failure == RAISES:
+                raise RunError("it raised, as clients.fail_rate asks")
+            update, state = side.phase.method.train(Task(broadcast, data, side.setup), remembered)
+            if failure == SENDS_NAN:
+                next(iter(update.vectors.values()))[0] = torch.nan
+            with section("encode"):
+                message, encodings, residual = self._encoded(side, update, broadcast, remembered, about["secret"])
+        except Exception as error:
+            raise_if_ours(error)
+            return Answer({"failed": reason_of(error)})
+        if failure == GARBLES:
+            message[len(message) // 2] ^= 1
+        state = {**state, **residual}
+        digest = files.put(client, about["version"], state) if state else None
+        return Answer({"encodings": encodings, "remembers": digest}, message)
+
+    def _encoded(
+        self, side: ClientSide, update: Update, broadcast: Broadcast, remembered: State, secret: dict[str, Any] | None
+    ) -> tuple[bytearray, list[str], State]:
+        if secret is None:
+            encoded, residual = side.transport.encode_update(update, broadcast.round, remembered)
+            return encoded.data, list(encoded.encodings.values()), residual
+        return secure_message(update, broadcast, self.context.experiment.clients, side.transport, secret), [], {}
+
+    def _injected_failure(self, client: int, broadcast: Broadcast) -> str | None:
+        """One of three failures, for a share `clients.fail_rate` of all replies."""
+        experiment = self.context.experiment
+        if not experiment.clients.fail_rate:
+            return None
+        generator = numpy_generator(experiment.seed, "fail", broadcast.phase, broadcast.round, client)
+        return INJECTED[generator.integers(3)] if generator.random() < experiment.clients.fail_rate else None
+
+    # The current phase.
+
+    def _load(self, job: Job) -> None:
+        """Put the published weights into the model, if a client's training or a newer version has changed them."""
+        if not self._is_loaded:
+            self.phases[job.about["phase"]].scope.write(self.vectors["weights"].to(self.context.device))
+            self._is_loaded = True
+
+    def _masks_of(self, job: Job) -> MaskSource | None:
+        """The masks of the current phase, with the shared one, if it was published."""
+        if self._masks is None:
+            phase = self.phases[job.about["phase"]]
+            self._masks = mask_source(self.context, phase, self.vectors.get("start"), self.folder)
+            if self._masks is not None and "mask" in self.vectors:
+                self._share(self._masks, self.vectors["mask"])
+        return self._masks
+
+    def _share(self, masks: MaskSource, bits: Tensor) -> None:
+        masks.share(Mask(masks.shapes, bits.clone()))
+        if masks.settings.refresh == "once":
+            self._side = None  # made again: what the mask freezes for the whole phase is computed once
+
+    def _side_of(self, job: Job) -> ClientSide:
+        if self._side is None:
+            self._side = client_side(self.context, self.phases[job.about["phase"]], self._masks_of(job))
+        return self._side
+
+    def _files_of(self, job: Job) -> StateFiles:
+        if self._files is None:
+            assert self.folder is not None
+            self._files = StateFiles(self.folder / "clients" / self.phases[job.about["phase"]].settings.name)
+        return self._files

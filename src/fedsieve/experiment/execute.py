@@ -1,0 +1,207 @@
+"""An experiment from beginning to end.
+
+    data ─► partition ─► clients
+    model ─► phases, each of them rounds of: choose clients ─► train them ─► aggregate (federate/round.py) ─► evaluate
+          ─► run folder: metrics, checkpoints, model, result
+
+Centralized training is the same loop with one client. Errors in the input are found before the run
+folder is made.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedsieve.config.experiment_file import elsewhere
+from fedsieve.config.schema import Experiment
+from fedsieve.context import RunContext
+from fedsieve.engine.evaluator import Evaluator
+from fedsieve.engine.start import engine_for
+from fedsieve.engine.torch_setup import configure_torch
+from fedsieve.errors import MachineError, RunError
+from fedsieve.experiment.prepare import notes_on, prepare, publish_phase
+from fedsieve.experiment.results import (
+    LOWER_LR,
+    Clock,
+    about_ridge,
+    conclude,
+    exploded,
+    exploded_before,
+    phase_result,
+    score_as,
+)
+from fedsieve.federate.types import Engine
+from fedsieve.federate.versions import Versions
+from fedsieve.model.evaluate import Score
+from fedsieve.model.flat import Scope
+from fedsieve.observe.callbacks import Callback
+from fedsieve.observe.profile import Times, section, stopwatch
+from fedsieve.observe.tracking import tracked
+from fedsieve.phase import Phase, check_mask_files, plan
+from fedsieve.runs.checkpoint import Checkpoint, Progress
+from fedsieve.runs.folder import RunFolder, settled
+from fedsieve.runs.model_file import load_classifier
+from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.sieve.sensitivity import ADVICE
+
+
+def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callback | None = None) -> dict[str, Any]:
+    """Run an experiment into the folder `out`, or resume it there; returns the content of result.json.
+
+    A run that is interrupted at any moment, even by a power cut, and started again with `resume` ends in the same
+    model to the last bit.
+    """
+    stopwatch.start()
+    follows_cores = experiment.threads == "auto"
+    experiment = settled(experiment, out, resume)
+    callback = tracked(experiment, out, callback or Callback())
+    folder = RunFolder(out, experiment, resume)
+    if folder.is_finished:
+        callback.note(f"{out} is finished already")
+        return read_result(out)
+    if follows_cores and experiment.threads != 1:  # only with one client in a round
+        callback.note(
+            f"threads: {experiment.threads}, the number of cores; the model's last bits depend on it, so give a number "
+            "to get the same model on other machines"
+        )
+    configure_torch(experiment)
+    context = RunContext(experiment, callback)
+    phases, fingerprint = plan(experiment, context), context.fingerprint
+    check_mask_files(experiment, phases)
+    try:
+        saved = folder.start(fingerprint)
+        for path, damaged in folder.damaged.items():
+            what = "is damaged" if damaged == path else f"cannot be used, for {damaged} is damaged or gone"
+            callback.note(
+                f"checkpoint {path.name} {what}; {'going on from the one before' if saved else 'starting over'}"
+            )
+        folder.save_split(context.holdings())
+        versions = Versions.at_start(context.model, experiment.clients.count, experiment.clients.have_backbone)
+        assert isinstance(experiment.threads, int)
+        progress = Progress(fingerprint=fingerprint, threads=experiment.threads)
+        state = Checkpoint(progress, context.model.vector.clone(), None, versions)
+        state = state if saved is None else saved.onto(state)
+        with engine_for(context, phases, folder.path) as engine:
+            for phase in phases[state.progress.phase :]:
+                for note in notes_on(experiment, phase):
+                    callback.note(note)
+            callback.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
+            clock = Clock(state.progress)
+            test = None
+            for phase in phases[state.progress.phase :]:
+                try:
+                    test = run_phase(context, phase, state, folder, engine, clock)
+                except MachineError:
+                    raise
+                except RunError as error:
+                    if cause := exploded_before(context, state, folder):
+                        what = str(error).replace(ADVICE, "").replace(f"; {LOWER_LR}", "")
+                        raise type(error)(f"{what}; {cause}: {LOWER_LR}") from error
+                    raise
+            last = phases[-1]
+            publish_phase(engine, last, state.vector)
+            evaluator = Evaluator(context, engine, last.number, context.frozen_depth(last.scope.named))
+            result = conclude(context, evaluator, test, state, folder, clock)
+        callback.concluded(result)  # before it is written: a finished run is never resumed
+        result = folder.save_result(result)
+        seconds = stopwatch.take()
+        callback.finished(Times(sum(seconds.values()), seconds, engine.seconds, engine.size))
+        return result
+    finally:
+        callback.ended()
+        folder.close()
+
+
+def check(experiment: Experiment) -> None:
+    """Fail if anything is wrong with the experiment, its data or its model; nothing is run or written."""
+    experiment = experiment.resolved()
+    configure_torch(experiment)
+    check_mask_files(experiment, plan(experiment, RunContext(experiment, Callback())))
+
+
+def check_all(experiments: Iterable[Experiment]) -> None:
+    """Check many experiments; those that differ only in seed, rounds, local training or evaluation are checked once."""
+    aside: Any = {"seed": True, "evaluate": True, "expect": True, "phases": {"__all__": {"rounds", "local"}}}
+    different = {one.model_dump_json(exclude=aside): one for one in experiments}
+    for experiment in different.values():
+        check(experiment)
+
+
+def run_phase(
+    context: RunContext, phase: Phase, state: Checkpoint, folder: RunFolder, engine: Engine, clock: Clock
+) -> Score | None:
+    """Do the rounds of a phase from `state` on, and record its result; returns the test score unless `test: never`."""
+    experiment, settings, progress, scope = context.experiment, phase.settings, state.progress, phase.scope
+    server, evaluator = prepare(context, phase, state, folder, engine)
+    while progress.round < settings.rounds:
+        started = time.monotonic()
+        try:
+            line = server.round(progress.round + 1, progress.rounds)
+        except RunError:
+            with suppress(MachineError, OSError):  # if saving fails as well, the first error says why
+                if progress.round:  # else there is nothing new to save
+                    folder.save_checkpoint(state, force=True)  # the weights are still those before the round
+            raise
+        state.method = server.state
+        progress.round += 1
+        progress.rounds += 1
+        if progress.round % experiment.evaluate.every == 0 or progress.round == settings.rounds:
+            evaluate_round(context, evaluator, scope, state, line)
+        line["seconds"] = time.monotonic() - started
+        clock.tick()
+        with section("files"):
+            folder.add_metrics(line)
+            folder.save_checkpoint(state, force=progress.round == settings.rounds)
+        context.callback.round(line)
+
+    if state.best is not None:  # keep: best
+        best = state.best.to(context.device)
+        state.versions.record(scope, scope.of(state.vector), best)
+        scope.put(state.vector, best)
+        engine.publish({"weights": scope.of(state.vector)})
+    score = evaluator.test() if experiment.evaluate.test != "never" else None
+    progress.phases.append(phase_result(settings, progress, score, folder, clock))
+    if warning := about_ridge(experiment, settings, progress.phases, folder.metrics()):
+        context.callback.warning(warning)
+    progress.phase, progress.round, progress.best, progress.norms = progress.phase + 1, 0, {}, []
+    state.best, state.method = None, {}
+    folder.save_checkpoint(state, force=True)
+    return score
+
+
+def evaluate_round(
+    context: RunContext, evaluator: Evaluator, scope: Scope, state: Checkpoint, line: dict[str, Any]
+) -> None:
+    """Score the new weights on the validation set, and remember them if they are the best so far."""
+    evaluate, place = context.experiment.evaluate, f"phase {line['phase']}, round {line['round']}"
+    score = evaluator.score("train", context.validation_sample)
+    if score is not None and not math.isfinite(score.loss):
+        raise RunError(f"{place}: the validation loss became {score.loss}; {LOWER_LR}")
+    if score is not None:
+        line |= {"val_accuracy": score.accuracy, "val_loss": score.loss}
+        if score.loss > exploded(context):
+            context.note(f"{place}: the validation loss exploded to {score.loss:.3g}; {LOWER_LR}", "exploded")
+        best = state.progress.best
+        if not best or (score.accuracy, -score.loss) > (best["val_accuracy"], -best["val_loss"]):
+            state.progress.best = {key: line[key] for key in ("round", "val_accuracy", "val_loss")}
+            if evaluate.keep == "best":
+                state.best = scope.of(state.vector).clone()
+    if evaluate.test == "each":
+        line |= score_as("test", evaluator.test())
+
+
+def evaluate_run(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, float | None]]:
+    """Score a finished run's model again; returns each figure with the one that the run recorded."""
+    recorded = read_result(path)
+    experiment = elsewhere(read_experiment(path), overrides).resolved()
+    configure_torch(experiment)
+    context = RunContext(experiment, Callback(), load_classifier(path))
+    phases = plan(experiment, context)
+    with engine_for(context, phases, path) as engine:
+        publish_phase(engine, phases[0], context.model.vector.clone(), is_whole=True)
+        evaluator = Evaluator(context, engine, 0, depth=0)
+        measured = {**score_as("val", evaluator.validation()), **score_as("test", evaluator.test())}
+    return {name: {"measured": value, "recorded": recorded[name]} for name, value in measured.items()}

@@ -1,0 +1,156 @@
+"""What the server does before the rounds of a phase: masks, frozen outputs, states, and notes for the user."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsieve.config.registry import settings_of
+from fedsieve.config.schema import Experiment
+from fedsieve.config.settings import option
+from fedsieve.context import RunContext
+from fedsieve.engine.evaluator import Evaluator
+from fedsieve.federate.diagnostics import Interference, block_ranges
+from fedsieve.federate.mask_source import MaskSource
+from fedsieve.federate.preparation import Preparation
+from fedsieve.federate.round import Server
+from fedsieve.federate.selection import SELECTIONS
+from fedsieve.federate.shared_mask import SHARED, SharedMasks
+from fedsieve.federate.traffic import size
+from fedsieve.federate.transport import Transport
+from fedsieve.federate.types import EXTRA, Engine
+from fedsieve.phase import Phase, calibration_depth, client_side, mask_source
+from fedsieve.runs.checkpoint import Checkpoint
+from fedsieve.runs.folder import START, RunFolder, keep_start, load_start
+from fedsieve.sieve.mask import bytes_of_file, shapes_of
+
+
+def prepare(
+    context: RunContext, phase: Phase, state: Checkpoint, folder: RunFolder, engine: Engine
+) -> tuple[Server, Evaluator]:
+    """Do all that comes before a phase's next round: masks, frozen outputs, the states of clients and server."""
+    experiment, settings, scope, clients = context.experiment, phase.settings, phase.scope, context.experiment.clients
+    progress, is_new, weights = state.progress, state.progress.round == 0, scope.of(state.vector)
+    start = None
+    if settings.mask is not None and settings.mask.needs_start:
+        if is_new:
+            keep_start(folder.path, settings.name, weights)
+        start = load_start(folder.path, settings.name).to(context.device)
+    publish_phase(engine, phase, state.vector, start)  # first: clients may take part in making a mask
+    masks = mask_source(context, phase, start, folder.path)
+    shared_masks = None
+    side = client_side(context, phase, masks, state.versions, progress.round)
+    if masks is not None:
+        shared_masks = shared_masks_of(context, phase, masks, engine, side.transport)
+        shared_masks.begin_phase(is_new)
+        if masks.shared is not None:
+            engine.publish({"mask": masks.shared.bits, "weights": weights})
+            # The mask may freeze more of the network than the scope leaves out.
+            side = client_side(context, phase, masks, state.versions, progress.round)
+    needed = needed_files(phase, folder.path)
+    memory = folder.client_store(settings.name, progress, needed)
+    preparation = Preparation(
+        phase.number,
+        engine,
+        side.transport,
+        shared_masks,
+        memory,
+        progress.rounds,
+        context.sizes,
+        context.callback.calibration,
+    )
+    if is_new:
+        state.method = phase.method.start(weights, preparation)
+    engine.publish({f"{EXTRA}{name}": one for name, one in phase.method.send(state.method).items()})
+    evaluator = Evaluator(context, engine, phase.number, side.frozen)
+    if side.depth == context.feature_depth:
+        evaluator.make_features("train")  # now, so that it does not count as the first round's time
+    level = "none" if clients.zero_sum or "delta" not in phase.method.replies else experiment.analyze.level
+    blocks = block_ranges(scope.entries) if level == "blocks" else None
+    device, select = context.device, SELECTIONS[option(clients.select)]
+    server = Server(
+        phase=phase.number,
+        name=settings.name,
+        rounds=settings.rounds,
+        seed=experiment.seed,
+        scope=scope,
+        method=phase.method,
+        select=select(settings_of(clients.select), context.sizes, phase.per_round),
+        clients=clients,
+        setup=side.setup,
+        shared_masks=shared_masks,
+        transport=side.transport,
+        engine=engine,
+        memory=memory,
+        sizes=context.sizes,
+        vector=state.vector,
+        state=state.method,
+        prepared=preparation.traffic,
+        norms=progress.norms,
+        interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, device),
+        warn=context.callback.warning,
+    )
+    return server, evaluator
+
+
+def shared_masks_of(
+    context: RunContext, phase: Phase, masks: MaskSource, engine: Engine, transport: Transport
+) -> SharedMasks:
+    """What makes the mask that all clients share, if there is one."""
+    samples = masks.settings.fisher.samples * masks.settings.calibration_rounds  # so that each round has fresh ones
+    server_data = lambda: context.server_data(samples, calibration_depth(context, phase))  # noqa: E731
+    progress = context.callback.calibration
+    return SharedMasks(masks, phase.number, engine, transport, context.sizes, server_data, progress)
+
+
+def publish_phase(
+    engine: Engine, phase: Phase, vector: Tensor, start: Tensor | None = None, is_whole: bool = False
+) -> None:
+    """Publish the weights of a phase to every process; those in scope are published again after each round.
+
+    Every process has the weights that the run started from. So it needs only those that phases may have changed since,
+    or all of them (`is_whole`) if the vector is another model's.
+    """
+    part = slice(0, len(vector)) if is_whole else phase.altered
+    vectors = {"model": vector[part], "model_at": torch.tensor([part.start]), "weights": phase.scope.of(vector)}
+    engine.publish(vectors | ({} if start is None else {"start": start}))
+
+
+def needed_files(phase: Phase, folder: Path) -> list[Path]:
+    """Files that are made at a phase's start and cannot be made again after its first round."""
+    name, mask, needed = phase.settings.name, phase.settings.mask, []
+    if mask is not None and mask.needs_start:
+        needed.append(folder / "masks" / name / START)
+    if mask is not None and mask.file is not None:  # the original may have changed since
+        needed.append(folder / "masks" / name / f"{SHARED}.safetensors")
+    return needed
+
+
+def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
+    """Notes for the user on a phase before it begins."""
+    clients, notes, name = experiment.clients, [], phase.settings.name
+    each, sends_change = phase.method.remembers(phase.scope), "delta" in phase.method.replies
+    if experiment.wire.values == "int8" and sends_change:
+        each += 4 * phase.scope.size
+    if phase.settings.optimizer_state == "carry" and sends_change:
+        each += 4 * phase.scope.weights
+    if each and clients.count > 1:
+        taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count} have taken part"
+        notes.append(f"phase {name}: each client remembers {taken}")
+    if clients.zero_sum and experiment.analyze.level != "none":
+        notes.append(
+            f"phase {name}: with clients.secure: zero_sum nobody sees single updates, so there is no drift of single "
+            "clients, cosine, opposition or agreement in the metrics"
+        )
+    if clients.zero_sum and option(clients.select) == "high_loss":
+        notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
+    mask = phase.settings.mask
+    if mask is not None and mask.file is None and not mask.is_shared and mask.refresh == "once" and clients.count > 1:
+        each = bytes_of_file(shapes_of(phase.scope.sieved.items()))
+        taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count:,} have taken part"
+        notes.append(f"phase {name}: each client's mask is kept and takes {taken}")
+    if experiment.compile and mask is not None and mask.unit != "weight":
+        notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
+    if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:
+        notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
+    return notes

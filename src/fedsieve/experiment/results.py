@@ -1,0 +1,121 @@
+"""The results of a phase and of a run."""
+
+import math
+import time
+from typing import Any
+
+from fedsieve.config.model_settings import RidgeHead
+from fedsieve.config.phase_settings import PhaseSettings
+from fedsieve.config.schema import Experiment
+from fedsieve.context import RunContext, fingerprint_of
+from fedsieve.engine.evaluator import Evaluator
+from fedsieve.errors import RunError
+from fedsieve.model.evaluate import Score, fairness
+from fedsieve.runs.checkpoint import Checkpoint, Progress
+from fedsieve.runs.folder import RunFolder
+
+LOWER_LR = "lower phases.*.local.lr or set clip_norm"
+
+
+class Clock:
+    """Seconds spent on the run, including those before an interruption."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+        self.last = time.monotonic()
+
+    def tick(self) -> float:
+        now = time.monotonic()
+        self.progress.seconds += now - self.last
+        self.last = now
+        return self.progress.seconds
+
+
+def phase_result(
+    settings: PhaseSettings, progress: Progress, test: Score | None, folder: RunFolder, clock: Clock
+) -> dict[str, Any]:
+    lines = [line for line in folder.metrics() if line["phase"] == settings.name]
+    return {
+        "name": settings.name,
+        "rounds": settings.rounds,
+        "best_round": progress.best.get("round"),
+        "best_val_accuracy": progress.best.get("val_accuracy"),
+        "best_val_loss": progress.best.get("val_loss"),
+        **score_as("test", test),
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+        "seconds": clock.tick() - sum(phase["seconds"] for phase in progress.phases),
+    }
+
+
+def about_ridge(
+    experiment: Experiment, settings: PhaseSettings, phases: list[dict[str, Any]], lines: list[dict[str, Any]]
+) -> str | None:
+    """A warning if the last of these phases made the ridge head worse, and nothing but the head was ever trained."""
+    only_heads = all(phase.train == "head" for phase in experiment.phases[: len(phases) - 1])
+    if not isinstance(experiment.model.head, RidgeHead) or not only_heads or len(phases) < 2:
+        return None
+    if experiment.evaluate.keep == "best":
+        before, after = (phase["best_val_accuracy"] for phase in phases[-2:])
+    else:
+        before, after = lines[-1 - settings.rounds]["val_accuracy"], lines[-1]["val_accuracy"]
+    if before is None or after is None or after >= before:
+        return None
+    return (
+        f"phase {settings.name} has made the ridge head worse: validation accuracy {before:.1%} before it, "
+        f"{after:.1%} after it; leave the phase out, or lower its lr"
+    )
+
+
+def conclude(
+    context: RunContext,
+    evaluator: Evaluator,
+    test: Score | None,
+    state: Checkpoint,
+    folder: RunFolder,
+    clock: Clock,
+) -> dict[str, Any]:
+    """Save the model and return the run's result; its test scores are those of the last phase."""
+    experiment, phases = context.experiment, state.progress.phases
+    best = [phase["best_val_accuracy"] for phase in phases if phase["best_val_accuracy"] is not None]
+    clients = {"clients": fairness(evaluator.clients(test))} if experiment.evaluate.clients else {}
+    return {
+        "test_accuracy": phases[-1]["test_accuracy"],
+        "test_loss": phases[-1]["test_loss"],
+        **score_as("val", evaluator.validation()),
+        "best_val_accuracy": max(best, default=None),
+        **clients,
+        "bytes_up": sum(phase["bytes_up"] for phase in phases),
+        "bytes_down": sum(phase["bytes_down"] for phase in phases),
+        "model_sha256": folder.save_model(context.model, state.vector),
+        "seconds": clock.tick(),
+        "seed": experiment.seed,
+        "data_fingerprint": fingerprint_of(context.data),
+        "phases": phases,
+    }
+
+
+def score_as(name: str, score: Score | None) -> dict[str, float | None]:
+    accuracy, loss = (score.accuracy, score.loss) if score else (None, None)
+    if loss is not None and not math.isfinite(loss):
+        raise RunError(f"the {name} loss became {loss}; {LOWER_LR}")
+    return {f"{name}_accuracy": accuracy, f"{name}_loss": loss}
+
+
+def exploded(context: RunContext) -> float:
+    """A loss that only diverged training reaches: a hundred times that of guessing."""
+    return 100 * math.log(max(2, len(context.data.classes)))
+
+
+def exploded_before(context: RunContext, state: Checkpoint, folder: RunFolder) -> str | None:
+    """The probable cause of an error: the loss before it, if that had exploded."""
+    lines, progress = folder.metrics(), state.progress
+    if not lines:
+        return None
+    last, which = lines[-1], "train" if lines[-1]["val_loss"] is None else "validation"
+    loss = last["train_loss"] if which == "train" else last["val_loss"]
+    if context.experiment.evaluate.keep == "best" and progress.round == 0:
+        loss = progress.phases[-1]["best_val_loss"]
+    if loss is None or loss <= exploded(context):
+        return None
+    return f"the {which} loss exploded to {loss:.3g} in phase {last['phase']}, round {last['round']}"

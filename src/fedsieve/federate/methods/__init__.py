@@ -1,0 +1,8 @@
+"""What clients and server do in a round. To add a method, write its file and name it here."""
+
+from fedsieve.config.registry import Registry
+
+METHODS = Registry(
+    fedavg="fedsieve.federate.methods.fedavg:FedAvg",
+    fisher_mixing="fedsieve.federate.methods.fisher_mixing:FisherMixing",
+)

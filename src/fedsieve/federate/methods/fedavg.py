@@ -1,0 +1,107 @@
+"""Federated averaging (McMahan et al., AISTATS 2017), the base of all other methods."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from fedsieve.config.registry import NoSettings
+from fedsieve.config.settings import Settings as AnySettings
+from fedsieve.federate.checks import check_update
+from fedsieve.federate.local import sgd, update_of
+from fedsieve.federate.preparation import Preparation
+from fedsieve.federate.types import (
+    Aggregator,
+    Answer,
+    Broadcast,
+    ClientData,
+    LocalSetup,
+    ServerOptimizer,
+    State,
+    Task,
+    Update,
+)
+from fedsieve.model.flat import Scope
+
+
+class FedAvg:
+    """Clients train from the server's weights and send the change; the server adds the average change.
+
+        w_k = SGD(w)                        at each client k of the round
+        w  <- w + sum_k a_k (w_k - w) / sum_k a_k
+
+    A method that differs in one of these steps overrides one of the functions below.
+    """
+
+    Settings: type[AnySettings] = NoSettings
+    sends_once: ClassVar[frozenset[str]] = frozenset()  # broadcast extras that stay the same for a whole phase
+    reports: ClassVar[frozenset[str]] = frozenset()  # metrics of clients besides loss, drift and density
+    changes_frozen: ClassVar[bool] = False  # whether clients send changes of weights that their masks freeze
+    is_hidden_by_sums: ClassVar[bool] = True  # whether secure sums of updates hide all that clients send
+    augments: ClassVar[bool] = True  # whether clients' images are augmented at random, if the data settings say so
+
+    def __init__(
+        self,
+        settings: AnySettings,
+        scope: Scope,
+        aggregator: Callable[[Tensor], Aggregator],
+        optimizer: ServerOptimizer,
+    ) -> None:
+        self.settings, self.scope = settings, scope
+        self.aggregator, self.optimizer = aggregator, optimizer  # the aggregator is made anew for each round's weights
+
+    # At the server.
+
+    @property
+    def extras(self) -> Mapping[str, int]:
+        """The broadcast extras (see `send`) and their lengths."""
+        return {}
+
+    @property
+    def replies(self) -> Mapping[str, int]:
+        """The vectors of an update and their lengths: the change of the weights ("delta") and others, or only sums.
+
+        Sums are float64; all others have the type that `wire.values` says.
+        """
+        return {"delta": self.scope.size}
+
+    def start(self, weights: Tensor, preparation: Preparation) -> State:
+        """The server's state before a phase's first round. Clients may `contribute` to it.
+
+        A resumed run does not call this, so a method must not keep anything elsewhere.
+        """
+        return self.optimizer.start(weights)
+
+    def send(self, server: State) -> dict[str, Tensor]:
+        """The broadcast extras: what the server sends besides the weights."""
+        return {}
+
+    def check(self, update: Update, broadcast: Broadcast, samples: int, setup: LocalSetup) -> float:
+        """The norm of an update; RunError if a client with this many samples cannot have sent it."""
+        return check_update(update, broadcast, samples, setup, self.reports, self.changes_frozen)
+
+    def fold(self, weights: Tensor, updates: Iterator[Update], server: State) -> tuple[Tensor, State]:
+        """The new weights and the server's new state, from the updates of a round as they arrive."""
+        aggregator = self.aggregator(weights)
+        for update in updates:
+            aggregator.add(update)
+        new_weights, state = self.optimizer.step(weights, aggregator.finish(), server)
+        return new_weights, {**server, **state}
+
+    # At a client.
+
+    def train(self, task: Task, mine: State) -> tuple[Update, State]:
+        """A client's update, and its state for its next round.
+
+        A state is kept on the CPU. The names `momentum`, `mask` and `residual` are taken (`sgd`, `Transport`).
+        """
+        trained = sgd(task, task.broadcast.weights, mine)
+        return update_of(task, trained), trained.momentum
+
+    def contribute(self, data: ClientData, setup: LocalSetup, phase: str) -> Answer:
+        """What a client sends before the first round, if `start` requests it."""
+        raise NotImplementedError
+
+    def remembers(self, scope: Scope) -> int:
+        """Bytes that a client keeps between its rounds, besides momentum."""
+        return 0

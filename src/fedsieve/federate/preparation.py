@@ -1,0 +1,39 @@
+"""What a method may use at the server before the first round of a phase."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from fedsieve.federate.traffic import Traffic
+from fedsieve.federate.types import Engine, State, Store
+
+if TYPE_CHECKING:
+    from fedsieve.federate.shared_mask import SharedMasks
+    from fedsieve.federate.transport import Transport
+
+
+@dataclass
+class Preparation:
+    phase: int
+    engine: Engine
+    transport: "Transport"
+    shared_masks: "SharedMasks | None"
+    memory: Store
+    version: int  # rounds that were done before, in all phases
+    sizes: np.ndarray  # samples of each client
+    progress: Callable[[int, int], None]
+    traffic: Traffic = field(default_factory=Traffic)  # counted in the first round
+
+    def send_to_all(self, weights: Tensor) -> None:
+        """Send every client the weights, and the shared mask unless all clients made it together."""
+        masks, clients = self.shared_masks, len(self.sizes)
+        if masks is not None and masks.source.shared is not None and not masks.needs_everybody:
+            self.traffic.down += clients * self.transport.shared_mask(round=1)
+        self.transport.bring_up_to_date(range(clients), weights, self.traffic)
+
+    def remember(self, client: int, state: State) -> None:
+        """Store a client's state before its first round."""
+        self.memory.write(client, self.version, state)

@@ -1,0 +1,258 @@
+"""One round of federated learning, as the server sees it."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fedsieve.config.client_settings import FEWEST_SECURE, ClientSettings
+from fedsieve.errors import RunError
+from fedsieve.federate.blame import raise_if_ours, reason_of
+from fedsieve.federate.checks import check_number
+from fedsieve.federate.diagnostics import Interference
+from fedsieve.federate.linear import is_linear
+from fedsieve.federate.methods.fedavg import FedAvg
+from fedsieve.federate.norm_limit import NormLimit, Reply, all_finite
+from fedsieve.federate.record import RoundRecord
+from fedsieve.federate.secure_round import SecureRound
+from fedsieve.federate.selection.uniform import Uniform
+from fedsieve.federate.shared_mask import SharedMasks
+from fedsieve.federate.traffic import Traffic
+from fedsieve.federate.transport import Transport
+from fedsieve.federate.types import EXTRA, Answer, Broadcast, Engine, Job, LocalSetup, State, Store, Update
+from fedsieve.federate.weighting import WEIGHTINGS
+from fedsieve.model.flat import Scope
+from fedsieve.observe.profile import section
+from fedsieve.randomness import numpy_generator
+from fedsieve.sieve.density import MeanDensity
+
+
+@dataclass
+class Server:
+    """The server's side of a phase: its clients, its transport, and its state."""
+
+    phase: int  # its index among the phases
+    name: str
+    rounds: int
+    seed: int
+    scope: Scope
+    method: FedAvg
+    select: Uniform
+    clients: ClientSettings
+    setup: LocalSetup  # of the clients, for checks
+    shared_masks: SharedMasks | None
+    transport: Transport
+    engine: Engine
+    memory: Store
+    sizes: np.ndarray  # samples of each client
+    vector: Tensor  # all weights, of which those in scope change
+    state: State  # of the method
+    prepared: Traffic  # before the first round
+    norms: list[float]  # of the phase's last updates; each round adds its own
+    interference: Callable[[], Interference | None]  # made anew each round
+    warn: Callable[[str], None]
+
+    def round(self, number: int, rounds_before: int) -> dict[str, Any]:
+        """Do a round, after `rounds_before` in all phases, and return its line of metrics.
+
+        Updates the server's weights and state. A round that fails leaves them, and what clients hold and remember, as
+        they were.
+        """
+        weights = self.scope.of(self.vector)
+        broadcast = Broadcast(self.name, number, self.rounds, weights, self.method.send(self.state))
+        record = RoundRecord(broadcast, rounds_before + 1, self.interference(), self._density(number))
+        with self._transaction(rounds_before):
+            # A new mask for all clients, if this round needs one.
+            if self.shared_masks is not None:
+                self.shared_masks.begin_round(broadcast)
+                record.traffic += self.shared_masks.traffic_of(number)
+            self._publish(broadcast)
+            if number == 1:
+                record.traffic += self.prepared
+            # Choose clients: candidates get the weights, and may have to report their losses first.
+            candidates = self.select.candidates(numpy_generator(self.seed, "clients", self.name, number))
+            self._send(candidates, record)
+            losses = self._losses(candidates, record) if self.select.needs_losses else dict.fromkeys(candidates, 0.0)
+            record.chosen = self.select.among(losses)
+            # They train, those with most samples first, so that no worker waits for a long job at the end.
+            clients = sorted(record.chosen, key=lambda client: -self.sizes[client])
+            secure = self._secure_round(record) if self.clients.zero_sum is not None else None
+            is_light = is_linear(self.setup)  # then a job takes less time than sending it
+            jobs = (self._job(client, record, secure, is_light) for client in clients)
+            answers = self.engine.map(jobs)
+            # Their updates become new weights, one at a time: none is kept unless the method keeps it.
+            replies = zip(clients, answers, strict=True)
+            updates = self._summed(replies, secure, record) if secure else self._accepted(replies, record)
+            with closing(answers), closing(updates):
+                state = {name: one.clone() for name, one in self.state.items()}  # `fold` may change it in place
+                new_weights, new_state = self.method.fold(weights, updates, state)
+            if not all_finite(new_weights):
+                raise RunError(f"{record.place}: the server's new weights are not finite")
+        with section("aggregate"):
+            self.transport.versions.record(self.scope, weights, new_weights)
+            self.scope.put(self.vector, new_weights)
+            self.state = new_state
+            self.memory.commit()
+            self.engine.publish({"weights": self.scope.of(self.vector)})
+            return record.line()
+
+    @contextmanager
+    def _transaction(self, rounds_before: int) -> Iterator[None]:
+        """If a round fails, undo what it changed: versions that clients saw, norms, and clients' states."""
+        seen, norms = self.transport.versions.seen.clone(), list(self.norms)
+        try:
+            yield
+        except BaseException:
+            self.transport.versions.seen, self.norms[:] = seen, norms
+            self.memory.rewind(rounds_before)
+            raise
+
+    def _density(self, number: int) -> MeanDensity | None:
+        """Collects the clients' masks in the first and the last round of a phase, which is enough to describe them."""
+        masks = self.setup.masks
+        return MeanDensity(masks.shapes) if masks is not None and number in (1, self.rounds) else None
+
+    # Down: the weights.
+
+    def _publish(self, broadcast: Broadcast) -> None:
+        """Publish what is new in this round besides the weights."""
+        new = {f"{EXTRA}{name}": one for name, one in broadcast.extras.items() if name not in self.method.sends_once}
+        masks = self.setup.masks
+        if masks is not None and masks.shared is not None and masks.settings.refresh == "round":
+            new["mask"] = masks.shared.bits
+        if new:
+            self.engine.publish(new)
+
+    def _send(self, clients: list[int], record: RoundRecord) -> None:
+        """Send each client what it lacks of the weights, the shared mask and the broadcast extras."""
+        transport, extras, traffic = self.transport, record.broadcast.extras, record.traffic
+        new_in_phase = sum(transport.versions.last_seen(client) < transport.started for client in clients)
+        with section("encode"):
+            if self.shared_masks is not None and (lacking := self.shared_masks.lacking(len(clients), new_in_phase)):
+                traffic.down += lacking * transport.shared_mask(record.broadcast.round)
+            for name, values in extras.items():
+                lacking = new_in_phase if name in self.method.sends_once else len(clients)
+                traffic.down += lacking and lacking * transport.extra(name, values)
+            transport.bring_up_to_date(clients, record.broadcast.weights, traffic)
+
+    def _losses(self, candidates: list[int], record: RoundRecord) -> dict[int, float]:
+        """Each candidate's loss on its own samples; a candidate with an impossible loss is left out."""
+        jobs = (Job("loss", {"phase": self.phase, "client": client}) for client in candidates)
+        told = zip(candidates, self.engine.map(jobs), strict=True)
+        losses = {client: float(answer.about["loss"]) for client, answer in told}
+        record.traffic.up += sum(self.transport.loss(client, loss) for client, loss in losses.items())
+        for client in candidates:
+            try:
+                check_number("loss", losses[client])
+            except RunError as error:
+                losses.pop(client)
+                self._leave_out(client, str(error), record)
+        scored = int(self.sizes[candidates].sum())  # each in one forward pass
+        record.selection = {"candidates": losses, "samples_scored": scored}
+        return losses
+
+    # Up: the updates.
+
+    def _job(self, client: int, record: RoundRecord, secure: SecureRound | None, is_light: bool) -> Job:
+        """A job that trains a client. Its state is read under version `memory`, and written under `version`."""
+        about = {
+            "phase": self.phase,
+            "round": record.broadcast.round,
+            "client": client,
+            "memory": self.memory.newest(client),
+            "version": record.version,
+            "secret": secure.secret_of(client) if secure is not None else None,
+        }
+        return Job("train", about, is_light=is_light)
+
+    def _accepted(self, replies: Iterable[tuple[int, Answer]], record: RoundRecord) -> Generator[Update]:
+        """The updates that can be used; a client with a bad one is left out.
+
+        RunError at the end if fewer than `clients.minimum` are left.
+        """
+        limit = NormLimit(self.clients.norm_limit if self.clients.count > 1 else None, self.norms)
+        for reply, reason in limit.judged(self._readable(replies, record)):
+            if reason is not None:
+                self._leave_out(reply.update.client, reason, record)
+                continue
+            with section("aggregate"):
+                record.add(reply.update)
+            if reply.remembers is not None:
+                self.memory.keep(reply.update.client, record.version, reply.remembers)
+            yield reply.update
+        self.norms[:] = limit.norms
+        self._must_be_enough(record)
+
+    def _readable(self, replies: Iterable[tuple[int, Answer]], record: RoundRecord) -> Iterator[Reply]:
+        for client, answer in replies:
+            try:
+                yield self._reply_in(answer, client, record)
+            except Exception as error:
+                raise_if_ours(error)
+                self._leave_out(client, reason_of(error), record)
+
+    def _reply_in(self, answer: Answer, client: int, record: RoundRecord) -> Reply:
+        """A client's reply as it arrives at the server, checked on its own."""
+        if "failed" in answer.about:
+            raise RunError(answer.about["failed"])
+        record.traffic.up += len(answer.data)
+        record.traffic.encodings.update(answer.about["encodings"])
+        with section("decode"):
+            samples = int(self.sizes[client])
+            weight = WEIGHTINGS[self.clients.weighting](samples)
+            update = self.transport.decode_update(answer.data, client, record.broadcast.round, weight)
+            norm = self.method.check(update, record.broadcast, samples, self.setup)
+            return Reply(update, norm, answer.about["remembers"])
+
+    def _secure_round(self, record: RoundRecord) -> SecureRound:
+        """Make keys for all clients of the round, so that the server reads only the sum of their updates."""
+        self._must_be_enough(record)  # of those that reported their losses
+        if len(record.chosen) < FEWEST_SECURE:
+            left = f"{len(record.chosen)} clients are left, and clients.secure: zero_sum needs {FEWEST_SECURE}"
+            raise RunError(f"{record.place}: {left}; the sum over fewer would show single updates")
+        samples = int(self.sizes[record.chosen].sum())
+        secure = SecureRound(record.chosen, samples, record.broadcast, self.clients, self.transport, record.place)
+        record.traffic += secure.traffic
+        return secure
+
+    def _summed(
+        self, replies: Iterable[tuple[int, Answer]], secure: SecureRound, record: RoundRecord
+    ) -> Generator[Update]:
+        """One update: the average of all, since the server cannot read single ones."""
+        for client, answer in replies:
+            try:
+                if "failed" in answer.about:
+                    raise RunError(answer.about["failed"])
+                record.traffic.up += len(answer.data)
+                with section("aggregate"):
+                    secure.add(client, answer.data)
+            except Exception as error:
+                raise_if_ours(error)
+                raise RunError(
+                    f"{record.place}: client {client} left ({reason_of(error)}), and clients.secure: zero_sum needs "
+                    "every client of a round; nothing was aggregated"
+                ) from error
+            if answer.about["remembers"]:
+                self.memory.keep(client, record.version, answer.about["remembers"])
+        update = secure.finish()
+        record.add(update)
+        yield update
+
+    def _leave_out(self, client: int, reason: str, record: RoundRecord) -> None:
+        record.failed[client] = reason
+        self.transport.versions.forget(client)  # its weights are unknown now
+        self.memory.drop(client, record.version)
+
+    def _must_be_enough(self, record: RoundRecord) -> None:
+        for client, reason in record.failed.items():
+            self.warn(f"{record.place}: client {client} was left out: {reason}")
+        left = sum(client not in record.failed for client in record.chosen)
+        if left < self.clients.minimum:
+            client, reason = next(iter(record.failed.items()))
+            raise RunError(
+                f"{record.place}: {left} of {self.select.per_round} clients replied, fewer than "
+                f"clients.minimum {self.clients.minimum}; client {client}: {reason}"
+            )

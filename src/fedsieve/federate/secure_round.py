@@ -1,0 +1,138 @@
+"""A round of secure aggregation: federated averaging in which the server sees only the sum of the updates.
+
+Each client sends its update times its weight, then the few numbers that the server needs sums of: its weight, its
+samples, its loss times its samples, its drift. All are hidden by noise that cancels in the sum
+(`privacy/zero_sum.py`). So the server learns sum_k a_k delta_k and sum_k a_k, whose ratio is the average, but no
+client's own update.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsieve.config.client_settings import ClientSettings
+from fedsieve.errors import RunError
+from fedsieve.federate.traffic import Traffic
+from fedsieve.federate.transport import ALL, Transport
+from fedsieve.federate.types import Broadcast, Update, touched_positions
+from fedsieve.federate.weighting import WEIGHTINGS
+from fedsieve.privacy.zero_sum import (
+    FixedPointError,
+    Participant,
+    Roster,
+    ZeroSum,
+    from_fixed_point,
+    to_fixed_point,
+)
+from fedsieve.sieve.mask import Mask
+from fedsieve.wire import Extent, Layout, Message, Vector, decode, encode
+
+SUMS = ("weight", "samples", "loss", "drift")  # sent after the update
+
+
+class SecureUpdates:
+    """What a client of a secure round needs to know: who takes part, and the layout of a message."""
+
+    def __init__(self, roster: Roster, broadcast: Broadcast, clients: ClientSettings, transport: Transport) -> None:
+        assert clients.zero_sum is not None
+        self.roster, self.broadcast, self.count = roster, broadcast, len(roster.keys)
+        self.bits, self.weight_of = clients.zero_sum.bits, WEIGHTINGS[clients.weighting]
+        self.mask: Mask | None = transport.masks.shared if transport.masks is not None else None
+        self.positions = touched_positions(self.mask, len(broadcast.weights)) if self.mask is not None else None
+        self.size = (len(broadcast.weights) if self.positions is None else len(self.positions)) + len(SUMS)
+        sizes = {"secure": self.size, "key": 4, "keys": 5 * self.count}  # a key is four numbers, five with its client
+        vectors = {name: Extent(size, size) for name, size in sizes.items()}
+        self.layout = Layout(transport.layout.fingerprint, vectors)
+
+    def encode(self, update: Update, participant: Participant) -> bytearray:
+        """A client's message; it reveals nothing without those of all others."""
+        if update.mask is not self.mask:
+            raise RunError("its mask is not the one that all share")
+        weight, metrics = self.weight_of(update.samples), update.metrics
+        sums = [weight, update.samples, update.samples * metrics["train_loss"], metrics["drift"]]
+        values = torch.cat((update.vectors["delta"].cpu().double() * weight, torch.tensor(sums, dtype=torch.float64)))
+        try:
+            fixed = to_fixed_point(values, self.bits, self.count)
+        except FixedPointError as error:
+            raise RunError(f"{error}; set clients.secure={{zero_sum: {{bits: N}}}} with a smaller N") from None
+        secured = participant.masked(fixed, self.roster)
+        return self._encoded("secure", secured, {"client": update.client, "roster": self.roster.digest})
+
+    def _encoded(self, name: str, values: Tensor, numbers: dict[str, float]) -> bytearray:
+        kind = "update" if name == "secure" else "keys"
+        numbers = {key: float(value) for key, value in numbers.items()}
+        return encode(Message(kind, numbers, {name: Vector(values)}), self.layout).data
+
+
+def secure_message(
+    update: Update, broadcast: Broadcast, clients: ClientSettings, transport: Transport, secret: dict[str, Any]
+) -> bytearray:
+    """A client's message, from what `SecureRound.secret_of` gave it."""
+    keys = {int(client): bytes.fromhex(key) for client, key in secret["keys"].items()}
+    secure = SecureUpdates(Roster(secret["place"], keys), broadcast, clients, transport)
+    return secure.encode(update, Participant(update.client, bytes.fromhex(secret["private"])))
+
+
+class SecureRound(SecureUpdates):
+    """The server's side: `add` each message as it arrives, then `finish`."""
+
+    def __init__(
+        self,
+        chosen: Sequence[int],
+        samples: int,
+        broadcast: Broadcast,
+        clients: ClientSettings,
+        transport: Transport,
+        place: str,
+    ) -> None:
+        """`samples` is the total over all chosen clients."""
+        self.samples = samples
+        self.people = {client: Participant(client) for client in chosen}
+        roster = Roster(place, {client: one.public_key for client, one in self.people.items()})
+        super().__init__(roster, broadcast, clients, transport)
+        self.sum = ZeroSum(roster, self.size)
+        self._public = {str(one): key.hex() for one, key in roster.keys.items()}
+        self.traffic = self._exchange_keys()
+
+    def secret_of(self, client: int) -> dict[str, Any]:
+        """What a client knows: all public keys, and its own private key, which a real server would not have."""
+        return {"place": self.roster.context, "keys": self._public, "private": self.people[client].private_key().hex()}
+
+    def _exchange_keys(self) -> Traffic:
+        """The bytes for every client to send its public key and to receive those of all."""
+        keys = {
+            client: torch.from_numpy(np.frombuffer(key, dtype="<i8").copy()) for client, key in self.roster.keys.items()
+        }
+        listed = torch.cat([torch.cat((torch.tensor([client]), key)) for client, key in keys.items()])
+        up = sum(len(self._encoded("key", key, {"client": client})) for client, key in keys.items())
+        return Traffic(up, self.count * len(self._encoded("keys", listed, {})))
+
+    def add(self, client: int, data: Any) -> None:
+        message = decode(data, self.layout, "update")
+        if message.numbers.get("client") != client:
+            raise RunError("its message is of another client")
+        self.sum.add(client, int(message.numbers["roster"]), message.vectors["secure"].values)
+
+    def finish(self) -> Update:
+        """One update instead of all: their average, with metrics averaged over the clients."""
+        total = from_fixed_point(self.sum.finish(), self.bits)
+        delta, sums = total[: -len(SUMS)], dict(zip(SUMS, total[-len(SUMS) :].tolist(), strict=True))
+        self._check(sums)
+        metrics = {"train_loss": sums["loss"] / sums["samples"], "drift": sums["drift"] / self.count}
+        if self.mask is not None:
+            metrics["density"] = self.mask.density
+        average = (delta / sums["weight"]).to(self.broadcast.weights.device)
+        return Update(ALL, 1, {"delta": average}, metrics, self.mask)
+
+    def _check(self, sums: dict[str, float]) -> None:
+        """RunError if the clients' sums are impossible; the server cannot see which client sent a wrong number."""
+        if sums["samples"] != self.samples:
+            what = f"the clients report {sums['samples']:g} samples in total but have {self.samples}"
+        elif not sums["weight"] > 0 or min(sums["loss"], sums["drift"]) < 0:
+            what = "the clients' weights, losses or drifts do not add up to a positive number"
+        else:
+            return
+        raise RunError(f"{self.roster.context}: {what}; nothing was aggregated")

@@ -1,0 +1,251 @@
+"""Both ends of the wire in one phase: encodes and decodes the messages between clients and server."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsieve.config.wire_settings import WireSettings
+from fedsieve.federate.mask_source import MaskSource
+from fedsieve.federate.norm_limit import all_finite
+from fedsieve.federate.traffic import Traffic
+from fedsieve.federate.types import State, Update, touched_positions
+from fedsieve.federate.versions import Versions
+from fedsieve.model.flat import Scope
+from fedsieve.randomness import torch_generator
+from fedsieve.sieve.mask import Mask, packed, unpacked
+from fedsieve.wire import (
+    Encoded,
+    Extent,
+    Layout,
+    Message,
+    Vector,
+    WireError,
+    decode,
+    encode,
+    encoded_length,
+    layout_fingerprint,
+)
+
+ALL = -1  # instead of a client's number
+EVERYTHING = -2  # instead of a version: for clients to whom all weights in scope are new
+ALMOST_ALL = 0.95  # if more of the weights changed, their positions may take more bytes than the unchanged values
+
+
+class Transport:
+    """The messages of a phase. Both sides know its scope and, once it was sent, the mask that all clients share."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        phase: str,
+        settings: WireSettings,
+        versions: Versions,
+        seed: int,
+        masks: MaskSource | None = None,
+        replies: Mapping[str, int] | None = None,
+        extras: Mapping[str, int] | None = None,
+        rounds_before: int = 0,
+    ) -> None:
+        """`replies` and `extras` are the lengths of what a method sends up and down; replies without it: the change."""
+        self.scope, self.phase, self.settings, self.seed = scope, phase, settings, seed
+        self.masks = masks  # of the phase, if it has any
+        self._widened: tuple[Mask, Tensor] | None = None  # the shared mask, and its bits with those it does not cover
+        self.versions, self.started = versions, versions.now - rounds_before  # each round makes a version
+        self.replies = set(replies or {"delta"})
+        weights, sieved = scope.weights, scope.sieved_weights
+        self.rest = scope.outside
+        rest = sum(stop - start for start, stop in self.rest)
+        vectors = {
+            **{name: Extent(size, size) for name, size in {**(extras or {}), **(replies or {})}.items()},
+            "delta": Extent(sieved, scope.size, rounded=weights),
+            "mask": Extent(sieved, sieved),
+            "scores": Extent(sieved, sieved),
+            "weights": Extent(scope.size, scope.size),
+            "rest": Extent(rest, rest),
+        }
+        fingerprint = layout_fingerprint(((entry.name, entry.shape) for entry in scope.entries), phase)
+        self.layout = Layout(fingerprint, vectors)
+
+    @cached_property
+    def rest_newest(self) -> int:
+        """The version that last changed a weight out of scope; these weights are frozen in this phase."""
+        return self.versions.newest(self.rest)
+
+    # Up: a client's update.
+
+    def encode_update(self, update: Update, round: int, state: State) -> tuple[Encoded, State]:
+        """The message of an update, and the residual that the client keeps.
+
+        If values are rounded to 8 bits, the rounding error (residual) is added to the client's next update (error
+        feedback; Seide et al., Interspeech 2014), so it is sent later and not lost.
+        """
+        vectors = {name: Vector(values.flatten().cpu()) for name, values in update.vectors.items()}
+        numbers = {"client": update.client, "round": round, "samples": update.samples, **update.metrics}
+        if update.mask is not None:
+            is_known = self._shared is not None and update.mask is self._shared
+            seed = None if is_known else update.mask_seed
+            vectors["delta"] = Vector(vectors["delta"].values, update.mask.bits, is_known, seed)
+        if self.settings.values != "int8" or "delta" not in vectors:
+            return self._encoded("update", numbers, vectors, self.settings.values), {}
+        residual = state.get("residual")
+        residual = torch.zeros(self.scope.size) if residual is None else residual.clone()
+        where = slice(None) if update.mask is None else touched_positions(update.mask, self.scope.size)
+        wanted = vectors["delta"].values + residual[where]
+        vectors["delta"] = replace(vectors["delta"], values=wanted)
+        generator = torch_generator(self.seed, "rounding", self.phase, round, update.client)
+        encoded = self._encoded("update", numbers, vectors, "int8", generator)
+        residual[where] = wanted - self._decoded(encoded, "update").vectors["delta"].values
+        return encoded, {"residual": residual}
+
+    def decode_update(self, data: Any, client: int, round: int, weight: float = 1.0) -> Update:
+        """The update in a message; WireError unless it is this client's of this round and all numbers are finite."""
+        message = decode(data, self.layout, "update", self._known(), self._redraw)
+        numbers = dict(message.numbers)
+        if (numbers.pop("client", None), numbers.pop("round", None)) != (client, round):
+            raise WireError("the message is of another client or another round")
+        samples = numbers.pop("samples", math.nan)
+        if not (samples >= 1 and samples.is_integer()) or not all(map(math.isfinite, numbers.values())):
+            raise WireError("the message's numbers are not finite, or its samples no whole number")
+        if message.vectors.keys() != self.replies:
+            raise WireError(f"the message has other vectors than {', '.join(sorted(self.replies))}")
+        vectors, mask = {}, None
+        for name, vector in message.vectors.items():
+            expected = self.settings.values if "delta" in self.replies else "float64"  # sums are exact
+            if vector.type != expected:
+                raise WireError(f"the message's {name} has values of type {vector.type} instead of {expected}")
+            if not all_finite(vector.values):
+                raise WireError(f"the message's {name} has values that are not finite")
+            vectors[name] = vector.values.to(self.scope.model.vector.device, copy=True)  # no view: it may be kept
+            if name == "delta" and vector.bits is not None:
+                if self.masks is None:
+                    raise WireError("the message is under a mask, and this phase has none")
+                mask = self._shared if vector.known else Mask(self.masks.shapes, vector.bits.clone())  # no view
+        return Update(client, int(samples), vectors, numbers, mask, weight=weight)
+
+    # Down: the weights, and a mask.
+
+    def bring_up_to_date(self, clients: Iterable[int], weights: Tensor, traffic: Traffic) -> None:
+        """Send clients the weights that they lack; `weights` are those in scope.
+
+        With `broadcast: delta` each client first sends the version it saw last. Clients that saw the same version
+        get the same message.
+        """
+        made: dict[int, int] = {}
+        oldest = self.versions.oldest(self.scope.ranges)
+        for client in clients:
+            seen = self.versions.last_seen(client)
+            lacks_all = self.rest_newest <= seen < oldest  # then the message is the same for any such version
+            if (key := EVERYTHING if lacks_all else seen) not in made:
+                made[key] = min(self._length(message) for message in self._broadcasts(seen, weights))
+            traffic.down += made[key]
+            if self.settings.broadcast == "delta":
+                traffic.up += self._length(_message("request", {"client": client, "seen": seen}))
+            self.versions.saw(client)
+
+    def broadcast(self, seen: int, weights: Tensor) -> Encoded:
+        """The weights in scope that changed after version `seen` (or all of them), and others that changed since."""
+        shortest = min(self._broadcasts(seen, weights), key=self._length)
+        return encode(shortest, self.layout, compress=self.settings.compress)
+
+    def _broadcasts(self, seen: int, weights: Tensor) -> list[Message]:
+        """Equivalent messages, of which the shortest is sent."""
+        rest, numbers = {}, {"version": self.versions.now, "since": seen}
+        if self.rest_newest > seen:
+            vector, lacks = self.scope.model.vector, self.versions.of(self.rest) > seen
+            values = torch.cat([vector[start:stop].cpu() for start, stop in self.rest])
+            rest["rest"] = Vector(values) if lacks.all() else Vector(values[lacks], packed(lacks))
+        ways = self._ways(seen, weights.cpu())
+        return [_message("broadcast", numbers, {"weights": way, **rest}) for way in ways]
+
+    def _ways(self, seen: int, weights: Tensor) -> list[Vector]:
+        """Ways to send what changed after version `seen`: with its positions, as part of a known mask, or all."""
+        if self.settings.broadcast == "full" or self.versions.oldest(self.scope.ranges) > seen:
+            return [Vector(weights)]
+        lacks = self.versions.of(self.scope.ranges) > seen
+        bits, may_change = packed(lacks), self._may_change
+        ways = [Vector(weights[lacks], bits)]
+        if may_change is not None and not (bits & ~may_change).any():
+            ways.append(Vector(weights[unpacked(may_change, len(weights))], may_change, known=True))
+        elif int(lacks.count_nonzero()) > ALMOST_ALL * len(lacks):
+            ways.append(Vector(weights))
+        return ways
+
+    def mask(self, mask: Mask, seed: int | None = None) -> int:
+        """The length in bytes of the message that sends a mask to a client."""
+        return self._length(_message("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}))
+
+    def shared_mask(self, round: int) -> int:
+        """The length in bytes of the message with a round's shared mask: only its seed, if it is a random one."""
+        assert self.masks is not None and self.masks.shared is not None
+        return self.mask(self.masks.shared, self.masks.seed_of(ALL, round))
+
+    def loss(self, client: int, loss: float) -> int:
+        """The length in bytes of the message with a candidate's loss."""
+        return self._length(_message("loss", {"client": client, "loss": loss}))
+
+    def scores(self, client: int, scores: Tensor, traffic: Traffic, name: str = "scores") -> Tensor:
+        """A client's sensitivity scores as they arrive at the server: of the weights under masks, or ("fisher") of all.
+
+        They span too many powers of ten for float16 and for blocks of int8, so if values are rounded, scores become
+        bfloat16.
+        """
+        kind = "float32" if self.settings.values == "float32" else "bfloat16"
+        encoded = self._encoded("scores", {"client": client}, {name: Vector(scores.cpu())}, kind)
+        traffic.up += len(encoded.data)
+        return self._decoded(encoded, "scores").vectors[name].values.to(scores.device)
+
+    def extra(self, name: str, values: Tensor) -> int:
+        """The length in bytes of the message with one of the broadcast extras."""
+        return self._length(_message("scores", {}, {name: Vector(values.cpu())}))
+
+    # What both sides know.
+
+    @property
+    def _shared(self) -> Mask | None:
+        """The current round's mask that all clients share and the server knows, if there is one."""
+        return self.masks.shared if self.masks is not None else None
+
+    @property
+    def _may_change(self) -> Tensor | None:
+        """The packed bits of all weights that clients may change in this round, if they share a mask."""
+        shared = self._shared
+        if shared is None or self.scope.size == shared.size:
+            return shared.bits if shared is not None else None
+        if self._widened is None or self._widened[0] is not shared:
+            outside = torch.ones(self.scope.size - shared.size, dtype=torch.bool)
+            self._widened = shared, packed(torch.cat((shared.unpack(), outside)))
+        return self._widened[1]
+
+    def _known(self) -> dict[str, Tensor]:
+        shared, may_change = self._shared, self._may_change
+        return {"delta": shared.bits, "weights": may_change} if shared is not None and may_change is not None else {}
+
+    def _redraw(self, seed: int) -> Tensor:
+        if self.masks is None or self.masks.seed_of(ALL, 1) is None:
+            raise WireError("the message draws a mask from a seed, and masks of this phase have none")
+        return self.masks.drawn(seed).bits
+
+    def _encoded(
+        self,
+        kind: str,
+        numbers: Mapping[str, float],
+        vectors: Mapping[str, Vector],
+        values: str = "float32",
+        generator: torch.Generator | None = None,
+    ) -> Encoded:
+        return encode(_message(kind, numbers, vectors), self.layout, values, self.settings.compress, generator)
+
+    def _length(self, message: Message) -> int:
+        return encoded_length(message, self.layout, compress=self.settings.compress)
+
+    def _decoded(self, encoded: Encoded, kind: str) -> Message:
+        return decode(encoded.data, self.layout, kind, self._known(), self._redraw)
+
+
+def _message(kind: str, numbers: Mapping[str, float], vectors: Mapping[str, Vector] | None = None) -> Message:
+    return Message(kind, {name: float(number) for name, number in numbers.items()}, vectors or {})

@@ -1,0 +1,163 @@
+"""The types of federated learning: what server and clients send each other, and the parts that can be replaced."""
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedsieve.config.local_settings import LocalSettings
+from fedsieve.model.flat import Scope
+from fedsieve.model.precision import Precision
+from fedsieve.sieve.mask import Mask
+
+if TYPE_CHECKING:
+    from fedsieve.federate.mask_source import MaskSource
+
+EXTRA = "extra:"  # before the names of published broadcast extras
+State = dict[str, Tensor]  # what the server or a client remembers between rounds, by name; empty for most methods
+
+
+# --------------------------------------------------------------------------------------------- what is sent
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends: the phase and round, the weights in scope, and the broadcast extras of a method."""
+
+    phase: str
+    round: int
+    rounds: int
+    weights: Tensor
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's own samples: `inputs(positions, generator)` gives a batch of inputs for the network."""
+
+    client: int
+    inputs: Callable[[Tensor, torch.Generator], Tensor]
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class LocalSetup:
+    """How clients of a phase train: the network, which of its weights, and with which settings."""
+
+    scope: Scope
+    network: nn.Module  # inputs to class scores: the whole model, or what follows its frozen part
+    local: LocalSettings
+    carry_momentum: bool
+    seed: int
+    masks: "MaskSource | None" = None  # None: all weights in scope may change
+    precision: Precision = "float32"
+    note: Callable[[str], None] = lambda _: None  # shows a text to the user
+
+
+@dataclass(frozen=True)
+class Task:
+    """A client's task in a round, with all that it needs except its state."""
+
+    broadcast: Broadcast
+    data: ClientData
+    setup: LocalSetup
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends back, and what the server needs to weight it.
+
+    `vectors` are over the scope. With a mask, "delta" holds only the active weights, then all that the mask does not
+    cover (dense layers and buffers); the frozen weights did not change.
+    """
+
+    client: int
+    samples: int
+    vectors: dict[str, Tensor]
+    metrics: dict[str, float] = field(default_factory=dict)
+    mask: Mask | None = None
+    mask_seed: int | None = None  # from which the mask can be drawn
+    weight: float = 1.0  # in averages
+
+    def positions(self, size: int) -> Tensor | None:
+        """Where in the scope's vector the values of "delta" belong; None: everywhere."""
+        return None if self.mask is None else touched_positions(self.mask, size)
+
+
+def touched_positions(mask: Mask, size: int) -> Tensor:
+    """Where in the scope's vector the values of a masked update belong: active weights, and what no mask covers."""
+    return torch.cat((mask.positions, torch.arange(mask.size, size))) if size > mask.size else mask.positions
+
+
+# ------------------------------------------------------------------------------------- what can be replaced
+
+
+@dataclass(frozen=True)
+class Direction:
+    """The combined updates of a round: what a plain step adds to the weights."""
+
+    values: Tensor  # float64, over the scope
+    active: Tensor | None = None  # bool: the weights that any client could change; None: all
+
+
+class Aggregator(Protocol):
+    """Combines updates into one direction. Made anew for each round: `add` each update, then `finish`."""
+
+    needs_all: bool  # whether it keeps the updates of a round until `finish`; else each is dropped when it is added
+
+    def add(self, update: Update) -> None: ...
+    def finish(self) -> Direction: ...
+
+
+class ServerOptimizer(Protocol):
+    """Turns a direction into new weights. What it remembers (momentum) is part of the server's state."""
+
+    def start(self, weights: Tensor) -> State: ...
+    def step(self, weights: Tensor, direction: Direction, state: State) -> tuple[Tensor, State]: ...
+
+
+class Store(Protocol):
+    """Clients' states between their rounds, by client and round."""
+
+    def newest(self, client: int) -> int | None: ...
+    def read(self, client: int, round: int) -> State: ...
+    def put(self, client: int, round: int, state: State) -> str: ...
+    def write(self, client: int, round: int, state: State) -> None: ...
+    def keep(self, client: int, round: int, digest: str) -> None: ...
+    def drop(self, client: int, round: int) -> None: ...
+    def commit(self) -> None: ...
+    def rewind(self, round: int) -> None: ...
+
+
+# ------------------------------------------------------------------------------------------------- engines
+
+
+@dataclass(frozen=True)
+class Job:
+    """`do` names what to do, `about` holds its arguments as JSON values, and `data` are bytes that go with it."""
+
+    do: str
+    about: dict[str, Any] = field(default_factory=dict)
+    data: Any = b""
+    is_light: bool = False  # whether it probably takes less time than sending it
+
+
+@dataclass(frozen=True)
+class Answer:
+    about: dict[str, Any] = field(default_factory=dict)
+    data: Any = b""
+
+
+class Engine(Protocol):
+    """Where clients run: this process, others on this machine, or a cluster."""
+
+    def publish(self, vectors: Mapping[str, Tensor]) -> None:
+        """Let every job read these vectors, under these names, until they are published again."""
+
+    def map(self, jobs: Iterable[Job]) -> Generator[Answer]:
+        """The answers, in the order of the jobs."""

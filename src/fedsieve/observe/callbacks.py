@@ -1,0 +1,57 @@
+"""Callbacks for the events of a run."""
+
+from typing import Any
+
+from fedsieve.observe.profile import Times
+
+
+class Callback:
+    """Called at each event of a run. This one does nothing; that of the command line shows events to the user."""
+
+    def note(self, text: str) -> None: ...
+    def warning(self, text: str) -> None: ...
+    def features(self, done: int, total: int) -> None: ...
+    def calibration(self, done: int, total: int) -> None: ...
+    def repetition(self, number: int, count: int) -> None: ...
+    def started(self, rounds: int, done: int) -> None: ...
+    def round(self, line: dict[str, Any]) -> None: ...
+    def concluded(self, result: dict[str, Any]) -> None: ...
+    def finished(self, times: Times) -> None: ...
+    def ended(self) -> None: ...
+
+
+class Forward(Callback):
+    """Passes every event on to another callback; subclasses override what they handle themselves."""
+
+    def __init__(self, inner: Callback) -> None:
+        self.inner = inner
+
+    def note(self, text: str) -> None:
+        self.inner.note(text)
+
+    def warning(self, text: str) -> None:
+        self.inner.warning(text)
+
+    def features(self, done: int, total: int) -> None:
+        self.inner.features(done, total)
+
+    def calibration(self, done: int, total: int) -> None:
+        self.inner.calibration(done, total)
+
+    def repetition(self, number: int, count: int) -> None:
+        self.inner.repetition(number, count)
+
+    def started(self, rounds: int, done: int) -> None:
+        self.inner.started(rounds, done)
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.inner.round(line)
+
+    def concluded(self, result: dict[str, Any]) -> None:
+        self.inner.concluded(result)
+
+    def finished(self, times: Times) -> None:
+        self.inner.finished(times)
+
+    def ended(self) -> None:
+        self.inner.ended()

@@ -1,0 +1,57 @@
+"""The model of a finished run: `model.safetensors`, which can be opened without the experiment."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedsieve.errors import InputError
+from fedsieve.model.backbone import describe, from_description
+from fedsieve.model.classifier import Classifier, make_head
+from fedsieve.model.pretrained import fill
+from fedsieve.runs.read import check_model
+
+
+def description(model: Classifier) -> dict[str, str]:
+    """The metadata of the file, with which it can be opened without the experiment."""
+    hidden = model.head[0].out_features if isinstance(model.head, nn.Sequential) else None
+    parts = {"backbone": describe(model.backbone), "hidden": hidden, "classes": model.classes}
+    return {"fedsieve": json.dumps(parts, sort_keys=True)}
+
+
+def read_classifier_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the description in a run's model.safetensors, which must be as the run wrote it."""
+    check_model(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            parts = json.loads((file.metadata() or {})["fedsieve"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        if parts.keys() == {"backbone", "hidden", "classes"}:
+            return tensors, parts
+    except (OSError, SafetensorError, KeyError, ValueError, AttributeError, RecursionError):
+        pass
+    raise InputError(f"{path} is no model of a finished run; give the folder of one")
+
+
+def load_classifier(run: Path) -> Classifier:
+    """The model of a finished run's folder."""
+    tensors, parts = read_classifier_file(run / "model.safetensors")
+    backbone = from_description(parts["backbone"])
+    head = make_head(backbone.width, len(parts["classes"]), parts["hidden"])
+    model = Classifier(backbone, head, parts["classes"])
+    fill(model, tensors, str(run))
+    return model.eval()
+
+
+def start_from_run(model: Classifier, run: str) -> None:
+    """Give a model the weights of a finished run, for `model.init`."""
+    path = Path(run) / "model.safetensors"
+    try:
+        tensors, parts = read_classifier_file(path)
+    except InputError as error:
+        raise InputError(f"model.init: {error}") from None
+    fill(model, tensors, f"model.init: {path}")
+    if parts["classes"] != model.classes:
+        raise InputError(f"model.init: {path} was trained for other classes, or in another order; use it with its data")
