@@ -33,7 +33,7 @@ from fedsieve.experiment import run
 from fedsieve.experiment.prepare import publish_phase
 from fedsieve.federate.aggregators import AGGREGATORS
 from fedsieve.federate.aggregators.mean import Mean
-from fedsieve.federate.types import Answer, Direction, Job, Update
+from fedsieve.federate.types import Answer, Job, Update
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
 from fedsieve.runs.read import read_metrics
@@ -143,7 +143,7 @@ def test_updates_that_are_kept_stay_as_they_are(
         def add(self, update: Update) -> None:
             self.kept.append(update)
 
-        def finish(self) -> Direction:
+        def finish(self) -> Tensor:
             for update in reversed(self.kept):
                 super().add(update)
             return super().finish()

@@ -1,6 +1,5 @@
-"""Rounds as a whole: who takes part, what they send, what becomes of those who fail, how replies are combined."""
+"""Rounds as a whole: what is sent, what becomes of clients that fail, who takes part, what is analyzed."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,22 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from fedsieve.config.schema import Experiment
-from fedsieve.config.settings import Settings
 from fedsieve.context import RunContext
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import RunError
 from fedsieve.experiment import run
-from fedsieve.federate.aggregators import AGGREGATORS
-from fedsieve.federate.batches import batches
 from fedsieve.federate.methods import METHODS
 from fedsieve.federate.methods.fedavg import FedAvg
-from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.federate.selection import SELECTIONS
 from fedsieve.federate.selection.uniform import Uniform
 from fedsieve.federate.transport import Transport
-from fedsieve.federate.types import Direction, State, Task, Update
+from fedsieve.federate.types import State, Task, Update
 from fedsieve.model.flat import FlatModel
 from fedsieve.observe.callbacks import Callback
-from fedsieve.randomness import numpy_generator
 from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_metrics, read_result
 from fedsieve.sieve.mask import Mask
@@ -395,232 +389,7 @@ def test_by_size_prefers_who_has_more(experiment: Maker, tmp_path: Path) -> None
     assert sizes[drawn].mean() > 1.1 * sizes.mean()
 
 
-# --------------------------------------------------------------------------------- Fisher mixing
-
-
-def test_fisher_mixing_is_equation_5(experiment: Maker, tmp_path: Path) -> None:
-    """Two rounds of all clients against a plain loop: one backward per sample, and the formula weight by weight."""
-    settings = experiment(
-        "clients.count=3",
-        "clients.fraction=1.0",
-        "phases=[{name: head, train: head, rounds: 2, local: {epochs: 2, batch_size: 16, lr: 0.5}}]",
-        "phases.*.method={fisher_mixing: {dtype: float32, fisher: {kind: empirical, samples: 1000}}}",
-    )
-    run(settings, tmp_path / "run")
-    context = RunContext(settings.resolved(), Callback())
-    head, local = context.classifier.head, settings.resolved().phases[0].local
-    start, data = flat(head), []
-    for own in context.partition.clients:
-        images = context.data.train.images[context.training[own]]
-        with torch.no_grad():
-            features = context.classifier.eval().backbone(context.transform.evaluation(images))
-        data.append((features, context.data.train.labels[context.training[own]]))
-    scores = []
-    for features, labels in data:
-        total = torch.zeros_like(start)
-        for one in range(len(labels)):
-            head.zero_grad()
-            nn.functional.cross_entropy(head(features[one : one + 1]), labels[one : one + 1]).backward()
-            total += torch.cat([parameter.grad.flatten() for parameter in head.parameters()]) ** 2
-        scores.append(total / len(labels))
-    server, old = start, [None] * 3
-    for round in (1, 2):
-        replies = []
-        for client, (features, labels) in enumerate(data):
-            begin = server
-            if old[client] is not None:
-                beta = scores[client] / sum(scores)
-                begin = beta * old[client] + (1 - beta) * server
-            fill(head, begin)
-            optimizer = torch.optim.SGD(head.parameters(), lr=local.lr, momentum=0.9, weight_decay=1e-4)
-            epochs = list(batches(len(labels), local, settings.seed, "head", round, client))
-            steps = [batch for epoch in epochs for batch in epoch]
-            for step, batch in enumerate(steps):
-                optimizer.param_groups[0]["lr"] = local.lr * SCHEDULES["cosine"]((round - 1 + step / len(steps)) / 2)
-                optimizer.zero_grad()
-                nn.functional.cross_entropy(head(features[batch]), labels[batch]).backward()
-                optimizer.step()
-            old[client] = flat(head)
-            replies.append((len(labels), old[client]))
-        server = sum(count * one for count, one in replies) / sum(count for count, _ in replies)
-    found = torch.cat([one.flatten() for one in load_classifier(tmp_path / "run").head.parameters()])
-    assert (found - server).abs().max() < 2e-5
-    run(
-        experiment(
-            f"phases={json.dumps([phase.model_dump(mode='json') for phase in settings.phases])}",
-            "phases.*.method=fedavg",
-            "clients.count=3",
-            "clients.fraction=1.0",
-        ),
-        tmp_path / "plain",
-    )
-    plain = torch.cat([one.flatten() for one in load_classifier(tmp_path / "plain").head.parameters()])
-    assert (plain - server).abs().max() > 1e-3  # mixing made a difference
-
-
-def flat(module: nn.Module) -> Tensor:
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-
-
-def fill(module: nn.Module, values: Tensor) -> None:
-    with torch.no_grad():
-        for parameter, part in zip(
-            module.parameters(), values.split([one.numel() for one in module.parameters()]), strict=True
-        ):
-            parameter.copy_(part.view_as(parameter))
-
-
-def test_mixing_goes_with_masks(experiment: Maker, tmp_path: Path) -> None:
-    """A weight that nobody trained stays, to the bit; a client sends what its mask leaves active and what it mixed."""
-    mixing = "phases.*.method={fisher_mixing: {fisher: {samples: 20}}}"
-    start = FlatModel(RunContext(experiment().resolved(), Callback()).classifier).vector
-    run(experiment(edit("rule: smallest_magnitude", rounds=3), mixing, "clients.fraction=1.0"), tmp_path / "run")
-    mask = Mask.load(tmp_path / "run/masks/edit/client-000000.safetensors")  # the same weights, hence one for all
-    changed = (weights(tmp_path / "run") != start)[: mask.size]
-    assert not (changed & ~mask.unpack()).any() and changed.any()
-    run(experiment(edit("rule: random", rounds=3), mixing, "clients.fraction=1.0"), tmp_path / "random")
-    densities = [line["density"] for line in read_metrics(tmp_path / "random")]
-    assert densities[0] == pytest.approx(0.1, abs=1e-3) and densities[1] > 0.2
-
-
-# ------------------------------------------------------------------------------------------ secure
-
-
-@pytest.mark.parametrize("weighting", ["samples", "equal"])
-@pytest.mark.parametrize("mask", [None, "scope: server"])
-def test_zero_sum_is_the_quantized_plain_sum(
-    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: str | None, weighting: str
-) -> None:
-    """Exactly: what the server gets from noise is what adding rounded updates in the open gives."""
-    changes = [f"clients.weighting={weighting}", *([edit(mask)] if mask else [])]
-    listener, settings = Listener(), experiment(*changes, "clients.secure={zero_sum: {bits: 30}}")
-    secret = run(settings, tmp_path / "secret", callback=listener)
-    assert run(settings, tmp_path / "again")["model_sha256"] == secret["model_sha256"]
-
-    class OpenAverage:
-        needs_all = False
-
-        def __init__(self, settings: Settings, weights: Tensor) -> None:
-            self.sum, self.total = torch.zeros(len(weights), dtype=torch.int64), 0.0
-
-        def add(self, update) -> None:
-            where = slice(None) if update.mask is None else update.mask.positions
-            self.sum[where] += (update.vectors["delta"].double() * update.weight * 2.0**30).round().long()
-            self.total += update.weight
-
-        def finish(self) -> Direction:
-            return Direction(self.sum.double() / 2.0**30 / self.total)
-
-    monkeypatch.setitem(AGGREGATORS, "mean", OpenAverage)
-    run(experiment(*changes), tmp_path / "open")
-    assert torch.equal(weights(tmp_path / "secret"), weights(tmp_path / "open"))
-    for hidden, plain in zip(read_metrics(tmp_path / "secret"), read_metrics(tmp_path / "open"), strict=True):
-        assert hidden["train_loss"] == pytest.approx(plain["train_loss"], rel=1e-6)
-        assert hidden["drift_mean"] == pytest.approx(plain["drift_mean"], rel=1e-6)
-        assert "cosine" not in hidden and "drift" not in hidden and "cosine" in plain
-        assert hidden["bytes_up"] > 1.7 * plain["bytes_up"]  # 64 bits for 32, and keys
-    assert any("nobody sees single updates" in note for note in listener.notes)
-
-
-def test_who_leaves_a_secret_round_ends_it(experiment: Maker, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"client \d left .* zero_sum needs every client .* nothing was aggregated"):
-        run(experiment("clients.secure=zero_sum", "clients.fail_rate=0.5"), tmp_path / "run")
-
-
-def test_a_sum_that_could_overflow_is_refused(experiment: Maker, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"set clients\.secure=\{zero_sum: \{bits: N\}\} with a smaller N"):
-        run(experiment("clients.secure={zero_sum: {bits: 48}}", "phases.0.local.lr=3e4"), tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ([edit("rule: random")], "use scope: server or federated"),
-        ([edit("rule: random, scope: server, refresh: epoch")], "use refresh: round"),
-        ([edit("scope: server, refresh: round, momentum: leak")], "use reset or carry"),
-        (["model.head=ridge"], "use linear or mlp"),
-        (["wire.values=int8"], "use wire.values: float32"),
-        (["phases.*.method=fisher_mixing"], "use another method or secure: none"),
-        (["clients.fraction=0.1"], "needs at least 3 clients per round, and there are 1"),
-        (["clients.fraction=0.34"], "needs at least 3 clients per round, and there are 2"),
-    ],
-)
-def test_what_does_not_go_with_zero_sum(experiment: Maker, changes: list[str], reason: str) -> None:
-    with pytest.raises(InputError, match=reason):
-        experiment("clients.secure=zero_sum", *changes)
-
-
-# ------------------------------------------------------------------------------------- evaluation
-
-
-def test_each_client_is_evaluated_on_what_it_held_out(experiment: Maker, tmp_path: Path) -> None:
-    settings = experiment(
-        "clients.holdout=0.3", "evaluate.clients=true", "clients.split={kind: classes, per_client: 2}"
-    )
-    result = run(settings, tmp_path / "run")["clients"]
-    context = RunContext(settings.resolved(), Callback())
-    model, accuracies = load_classifier(tmp_path / "run").eval(), []
-    whole = RunContext(
-        experiment("clients.split={kind: classes, per_client: 2}").resolved(), Callback()
-    ).partition.clients
-    for kept, held, own in zip(context.partition.clients, context.held_out, whole, strict=True):
-        assert sorted([*kept, *held]) == sorted(own) and len(held) == round(0.3 * len(own))
-        images, labels = (
-            context.data.train.images[context.training[held]],
-            context.data.train.labels[context.training[held]],
-        )
-        with torch.no_grad():
-            right = model(context.transform.evaluation(images)).argmax(dim=1) == labels
-        accuracies.append(float(right.float().mean()))
-    assert result["accuracies"] == pytest.approx(accuracies)
-    assert result["mean"] == pytest.approx(np.mean(accuracies))
-    assert result["worst_tenth"] == pytest.approx(min(accuracies))  # of six clients
-    assert result["deviation"] == pytest.approx(np.std(accuracies))
-
-
-@pytest.mark.parametrize("holdout", [0.0, 0.3])
-def test_the_server_calibrates_with_nothing_that_clients_hold_out(experiment: Maker, holdout: float) -> None:
-    context = RunContext(experiment(f"clients.holdout={holdout}").resolved(), Callback())
-    held = context.training[context.held_out.positions] if context.held_out is not None else np.empty(0, dtype=int)
-
-    def positions(samples: int) -> list[int]:
-        """Of the images that the server draws: each is known by its pixels."""
-        data = context.server_data(samples, depth=0)
-        seen = data.inputs(torch.arange(len(data)), torch.Generator())
-        whole = context.transform.evaluation(context.data.train.images)
-        return [int((whole == one).flatten(1).all(dim=1).nonzero()[0]) for one in seen]
-
-    assert positions(len(context.training)) == sorted({*context.training.tolist()} - {*held.tolist()})
-    if not holdout:  # as it always was
-        drawn = numpy_generator(context.experiment.seed, "server samples").permutation(context.training)[:40]
-        assert positions(40) == sorted(drawn.tolist())
-    else:
-        assert len(held) > 0.2 * len(context.training)
-
-
-def test_without_a_holdout_by_class_shares(experiment: Maker, tmp_path: Path) -> None:
-    settings = experiment("evaluate.clients=true", "clients.split={kind: dirichlet, concentration: 0.5}")
-    result = run(settings, tmp_path / "run")["clients"]
-    context = RunContext(settings.resolved(), Callback())
-    with torch.no_grad():
-        scores = load_classifier(tmp_path / "run").eval()(context.transform.evaluation(context.data.test.images))
-    right, labels = scores.argmax(dim=1) == context.data.test.labels, context.data.train.labels[context.training]
-    for client, own in enumerate(context.partition.clients):
-        expected = 0.0
-        for position in own:
-            expected += float(right[context.data.test.labels == labels[position]].float().mean()) / len(own)
-        assert result["accuracies"][client] == pytest.approx(expected, abs=1e-6)
-
-
-def test_tiny_clients_may_have_nothing_to_hold_out(experiment: Maker, tmp_path: Path) -> None:
-    listener = Listener()
-    settings = experiment("clients.count=60", "clients.fraction=0.1", "clients.holdout=0.1", "evaluate.clients=true")
-    result = run(settings, tmp_path / "run", callback=listener)["clients"]
-    assert result["accuracies"] == [None] * 60 and result["mean"] is None
-    assert any("leaves 60 clients without" in note for note in listener.notes)
-
-
-# ----------------------------------------------------------------------------------------- analysis
+# ---------------------------------------------------------------------------------------- analysis
 
 
 def test_levels_of_analysis(experiment: Maker, tmp_path: Path) -> None:

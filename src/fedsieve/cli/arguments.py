@@ -41,6 +41,12 @@ def reachable(path: Path | None) -> Path | None:
     return path
 
 
+NewFolderOption = Annotated[
+    Path | None,
+    typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: a new folder under runs/."),
+]
+
+
 def new_folder(name: str) -> Path:
     """runs/NAME, or the first of runs/NAME-2, NAME-3, … that is not there yet."""
     folder, number = Path("runs") / name, 2

@@ -7,7 +7,14 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedsieve.cli.arguments import ExperimentArgument, JsonOption, OverridesArgument, console, new_folder, reachable
+from fedsieve.cli.arguments import (
+    ExperimentArgument,
+    JsonOption,
+    NewFolderOption,
+    OverridesArgument,
+    console,
+    new_folder,
+)
 
 
 class CalibrateUnlessSaid(TyperGroup):
@@ -30,10 +37,7 @@ mask_app = typer.Typer(
 def mask_calibrate(
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: a new folder under runs/."),
-    ] = None,
+    out: NewFolderOption = None,
     phase: Annotated[
         str | None, typer.Option(metavar="NAME", help="Whose mask; default: the first phase that has one.")
     ] = None,

@@ -11,6 +11,7 @@ import typer
 from fedsieve.cli.arguments import (
     ExperimentArgument,
     JsonOption,
+    NewFolderOption,
     OverridesArgument,
     RunArgument,
     console,
@@ -26,10 +27,7 @@ if TYPE_CHECKING:
 def run(
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(callback=reachable, metavar="DIR", help="Where to write; default: a new folder under runs/."),
-    ] = None,
+    out: NewFolderOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="End with a table of where the time went.")] = False,
     seeds: Annotated[

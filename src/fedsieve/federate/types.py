@@ -97,36 +97,32 @@ def touched_positions(mask: Mask, size: int) -> Tensor:
 # ------------------------------------------------------------------------------------- what can be replaced
 
 
-@dataclass(frozen=True)
-class Direction:
-    """The combined updates of a round: what a plain step adds to the weights."""
-
-    values: Tensor  # float64, over the scope
-    active: Tensor | None = None  # bool: the weights that any client could change; None: all
-
-
 class Aggregator(Protocol):
-    """Combines updates into one direction. Made anew for each round: `add` each update, then `finish`."""
+    """Combines updates into one direction: what a plain step adds to the weights, in float64, over the scope.
+
+    Made anew for each round: `add` each update, then `finish`.
+    """
 
     needs_all: bool  # whether it keeps the updates of a round until `finish`; else each is dropped when it is added
 
     def add(self, update: Update) -> None: ...
-    def finish(self) -> Direction: ...
+    def finish(self) -> Tensor: ...
 
 
 class ServerOptimizer(Protocol):
-    """Turns a direction into new weights. What it remembers (momentum) is part of the server's state."""
+    """Turns a direction, which it may overwrite, into new weights.
+
+    What it remembers (momentum) is part of the server's state.
+    """
 
     def start(self, weights: Tensor) -> State: ...
-    def step(self, weights: Tensor, direction: Direction, state: State) -> tuple[Tensor, State]: ...
+    def step(self, weights: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]: ...
 
 
 class Store(Protocol):
-    """Clients' states between their rounds, by client and round."""
+    """The server's view of clients' states between their rounds, by client and round."""
 
     def newest(self, client: int) -> int | None: ...
-    def read(self, client: int, round: int) -> State: ...
-    def put(self, client: int, round: int, state: State) -> str: ...
     def write(self, client: int, round: int, state: State) -> None: ...
     def keep(self, client: int, round: int, digest: str) -> None: ...
     def drop(self, client: int, round: int) -> None: ...

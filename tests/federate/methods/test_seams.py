@@ -23,7 +23,7 @@ from fedsieve.federate.methods import METHODS
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.preparation import Preparation
 from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
-from fedsieve.federate.types import Direction, State, Task, Update
+from fedsieve.federate.types import State, Task, Update
 from fedsieve.model.flat import FlatModel
 from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.model_file import load_classifier
@@ -103,8 +103,8 @@ class FedAdam:
     def start(self, weights: Tensor) -> State:
         return {name: torch.zeros_like(weights, dtype=torch.float64) for name in ("m", "v")}
 
-    def step(self, weights: Tensor, direction: Direction, state: State) -> tuple[Tensor, State]:
-        d = direction.values
+    def step(self, weights: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+        d = direction
         m, v = state["m"].mul_(0.9).add_(d, alpha=0.1), state["v"].mul_(0.99).addcmul_(d, d, value=0.01)
         return (weights.double() + 0.01 * m / (v.sqrt() + 1e-3)).float(), {"m": m, "v": v}
 
@@ -120,12 +120,12 @@ class Median:
     def add(self, update: Update) -> None:
         self.kept.append(update)
 
-    def finish(self) -> Direction:
+    def finish(self) -> Tensor:
         changes = torch.zeros(len(self.kept), self.size)
         for row, update in zip(changes, self.kept, strict=True):
             where = update.positions(self.size)
             row[slice(None) if where is None else where] = update.vectors["delta"]
-        return Direction(changes.quantile(0.5, dim=0).double())
+        return changes.quantile(0.5, dim=0).double()
 
 
 @pytest.fixture(autouse=True)
@@ -228,9 +228,9 @@ def test_the_median_is_numpys(experiment: Maker, tmp_path: Path, monkeypatch: py
             super().add(update)
             seen.append(update.vectors["delta"].numpy().copy())
 
-        def finish(self) -> Direction:
+        def finish(self) -> Tensor:
             direction = super().finish()
-            np.testing.assert_allclose(direction.values.numpy(), np.median(np.stack(seen), axis=0), rtol=1e-6)
+            np.testing.assert_allclose(direction.numpy(), np.median(np.stack(seen), axis=0), rtol=1e-6)
             seen.clear()
             return direction
 
@@ -243,8 +243,8 @@ def test_adam_is_its_formula(experiment: Maker, tmp_path: Path, monkeypatch: pyt
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     class Watched(FedAdam):
-        def step(self, weights: Tensor, direction: Direction, state: State) -> tuple[Tensor, State]:
-            before, change = weights.clone(), direction.values.clone()
+        def step(self, weights: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+            before, change = weights.clone(), direction.clone()
             after, state = super().step(weights, direction, state)
             seen.append((before, change, after.clone()))
             return after, state

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fedsieve.config.settings import Settings
 from fedsieve.federate.aggregators.mean import add_weighted
-from fedsieve.federate.types import Direction, Update
+from fedsieve.federate.types import Update
 
 
 class Active:
@@ -22,6 +22,5 @@ class Active:
         self.total[slice(None) if where is None else where.to(self.total.device)] += update.weight
         add_weighted(self.sum, update)
 
-    def finish(self) -> Direction:
-        active = self.total > 0
-        return Direction(self.sum.div_(self.total.masked_fill_(~active, 1.0)), active)
+    def finish(self) -> Tensor:
+        return self.sum.div_(self.total.masked_fill_(self.total == 0, 1.0))

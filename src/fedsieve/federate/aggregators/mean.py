@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.config.settings import Settings
-from fedsieve.federate.types import Direction, Update
+from fedsieve.federate.types import Update
 
 PIECE = 1 << 16  # numbers
 
@@ -27,8 +27,8 @@ class Mean:
         self.total += update.weight
         add_weighted(self.sum, update)
 
-    def finish(self) -> Direction:
-        return Direction(self.sum.div_(self.total or 1.0))
+    def finish(self) -> Tensor:
+        return self.sum.div_(self.total or 1.0)
 
 
 def add_weighted(total: Tensor, update: Update) -> None:

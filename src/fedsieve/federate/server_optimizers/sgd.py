@@ -5,7 +5,7 @@ from torch import Tensor
 
 from fedsieve.config.settings import Settings
 from fedsieve.federate.aggregators.mean import pieces
-from fedsieve.federate.types import Direction, State
+from fedsieve.federate.types import State
 
 
 class Sgd:
@@ -16,12 +16,11 @@ class Sgd:
     def start(self, weights: Tensor) -> State:
         return {}
 
-    def step(self, weights: Tensor, direction: Direction, state: State) -> tuple[Tensor, State]:
+    def step(self, weights: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
         """The new weights overwrite the part of the direction that was read already, to save memory."""
-        values = direction.values
-        after = values.view(torch.float32)[: len(weights)]
+        after = direction.view(torch.float32)[: len(weights)]
         for part in pieces(weights):
-            step = values[part]
+            step = direction[part]
             moved = (weights[part].double() + step).float()
             after[part] = torch.where(step == 0, weights[part], moved)  # -0.0 + 0.0 would be +0.0
         return after, {}
