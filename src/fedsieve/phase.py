@@ -1,5 +1,6 @@
 """What a phase is made of, the same in every process."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,9 +10,7 @@ from torch import Tensor
 from fedsieve.config.local_settings import LocalSettings
 from fedsieve.config.model_settings import RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings
-from fedsieve.config.registry import NoSettings, settings_of
 from fedsieve.config.schema import Experiment
-from fedsieve.config.settings import option
 from fedsieve.context import RunContext
 from fedsieve.errors import InputError
 from fedsieve.federate.aggregators import AGGREGATORS
@@ -21,7 +20,7 @@ from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.methods.ridge import Ridge
 from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 from fedsieve.federate.transport import Transport
-from fedsieve.federate.types import LocalSetup
+from fedsieve.federate.types import Aggregator, LocalSetup, ServerOptimizer
 from fedsieve.federate.versions import Versions
 from fedsieve.model.flat import Scope
 from fedsieve.sieve.mask import Mask, shapes_of
@@ -53,11 +52,11 @@ class ClientSide:
 def plan(experiment: Experiment, context: RunContext) -> list[Phase]:
     """The phases in order; a ridge head is a phase of its own, in which every client takes part once."""
     phases: list[Phase] = []
-    head, clients, step = experiment.model.head, experiment.clients, SERVER_OPTIMIZERS["sgd"](NoSettings())
+    head, clients = experiment.model.head, experiment.clients
     if isinstance(head, RidgeHead):
         once = PhaseSettings(name="ridge", train="head", rounds=1, local=LocalSettings(epochs=1, lr=0.0))
         scope = context.model.scope("head")
-        ridge = Ridge(head.ridge, scope, partial(AGGREGATORS["mean"], NoSettings()), step)
+        ridge = Ridge(head.ridge, scope, *how_to_combine(once))
         phases.append(Phase(0, once, scope, ridge, clients.count, altered(scope, phases)))
     for number, settings in enumerate(experiment.phases):
         mask, model = settings.mask, context.model
@@ -65,14 +64,17 @@ def plan(experiment: Experiment, context: RunContext) -> list[Phase]:
             scope = model.scope(settings.train, mask.only, mask.dense) if mask else model.scope(settings.train)
         except InputError as error:
             raise InputError(f"phases.{number}.mask.{error}") from None
-        aggregator = AGGREGATORS[option(settings.aggregate)]
-        if clients.zero_sum and aggregator.needs_all:
-            what = f"phases.{number}.aggregate: {option(settings.aggregate)} needs single updates"
-            raise InputError(f"{what}, which clients.secure: zero_sum hides; use mean or active")
-        aggregator = partial(aggregator, settings_of(settings.aggregate))
-        method = METHODS[option(settings.method)](settings_of(settings.method), scope, aggregator, step)
+        method, own = METHODS.chosen(settings.method)
+        method = method(own, scope, *how_to_combine(settings))
         phases.append(Phase(len(phases), settings, scope, method, clients.per_round, altered(scope, phases)))
     return phases
+
+
+def how_to_combine(settings: PhaseSettings) -> tuple[Callable[[Tensor], Aggregator], ServerOptimizer]:
+    """What makes a phase's aggregator for each round, and its server optimizer."""
+    aggregator, own = AGGREGATORS.chosen(settings.aggregate)
+    optimizer, its_own = SERVER_OPTIMIZERS.chosen(settings.server_optimizer)
+    return partial(aggregator, own), optimizer(its_own)
 
 
 def altered(scope: Scope, before: list[Phase]) -> slice:
@@ -131,8 +133,8 @@ def client_side(
     carry = settings.optimizer_state == "carry"
     network, seed, precision = context.network(depth), experiment.seed, experiment.precision
     setup = LocalSetup(scope, network, settings.local, carry, seed, masks, precision, context.note)
-    versions, replies, extras = versions or Versions.of_nobody(), phase.method.replies, phase.method.extras
-    transport = Transport(scope, settings.name, experiment.wire, versions, seed, masks, replies, extras, done)
+    versions = versions or Versions.of_nobody()
+    transport = Transport(scope, settings.name, experiment.wire, versions, seed, masks, phase.method, done)
     return ClientSide(phase, setup, transport, frozen, depth)
 
 

@@ -1,10 +1,12 @@
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import trim_mean
 
 from fedsieve.config.registry import NoSettings
 from fedsieve.federate.aggregators import AGGREGATORS
@@ -21,7 +23,7 @@ def averaged(aggregate: str, weights: torch.Tensor, updates: list[Update], weigh
     aggregator = AGGREGATORS[aggregate](NoSettings(), weights)
     for update in updates:
         aggregator.add(replace(update, weight=WEIGHTINGS[weighting](update.samples)))
-    return Sgd(NoSettings()).step(weights, aggregator.finish(), {})[0]
+    return Sgd(Sgd.Settings()).step(weights, aggregator.finish(), {})[0]
 
 
 numbers = st.floats(-100, 100, width=32)
@@ -103,3 +105,45 @@ def test_pieces_are_the_whole(size: int) -> None:
     vector = torch.arange(size)
     assert torch.equal(torch.cat([vector[part] for part in pieces(vector)]), vector)
     assert [len(vector[part]) for part in pieces(vector)] == [len(part) for part in vector.split(PIECE)]
+
+
+@given(
+    data=st.data(),
+    clients=st.integers(1, 7),
+    buffers=st.integers(0, 2),
+    share=st.sampled_from([None, 0.0, 0.1, 0.29, 0.4]),
+)
+def test_median_and_trimmed_mean_are_those_of_numpy_and_scipy(
+    data: st.DataObject, clients: int, buffers: int, share: float | None
+) -> None:
+    """Over the clients for which a weight was active, weight by weight; in several pieces."""
+    shapes, size = {"a": (2, 3), "b": (4,)}, 10
+    is_masked = data.draw(st.booleans())
+    bools = st.lists(st.booleans(), min_size=size, max_size=size)
+    masks = [torch.tensor(data.draw(bools) if is_masked else [True] * size) for _ in range(clients)]
+    values = np.asarray(
+        data.draw(st.lists(numbers, min_size=clients * (size + buffers), max_size=clients * (size + buffers)))
+    )
+    values = values.reshape(clients, -1).astype(np.float32)
+    name = "median" if share is None else "trimmed_mean"
+    part = AGGREGATORS[name]
+    aggregator = part(NoSettings() if share is None else part.Settings(share=share), torch.zeros(size + buffers))
+    for client, (mask, row) in enumerate(zip(masks, values, strict=True)):
+        there = torch.cat((mask, torch.ones(buffers, dtype=torch.bool)))
+        packed = Mask.pack(shapes, mask) if is_masked else None
+        aggregator.add(
+            Update(client, client + 1, {"delta": torch.from_numpy(row)[there]}, mask=packed, weight=client + 1.0)
+        )
+    with mock.patch("fedsieve.federate.aggregators.median.AT_ONCE", 3 * clients):
+        found = aggregator.finish()
+    for place in range(size + buffers):
+        own = [row[place] for mask, row in zip(masks, values, strict=True) if place >= size or mask[place]]
+        expected = 0.0 if not own else np.median(own) if share is None else trim_mean(own, share)
+        np.testing.assert_allclose(found[place], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_median_ignores_a_minority_however_large() -> None:
+    aggregator = AGGREGATORS["median"](NoSettings(), torch.zeros(2))
+    for client, value in enumerate([0.1, 0.2, 0.3, 1e30, -1e30]):
+        aggregator.add(Update(client, 1, {"delta": torch.full((2,), value)}))
+    torch.testing.assert_close(aggregator.finish(), torch.full((2,), 0.2, dtype=torch.float64))

@@ -14,6 +14,7 @@ class LocalSettings(Settings):
     steps: Count | None = None
     batch_size: Count = 64
     lr: Real
+    optimizer: str = "sgd"
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: Real = 1e-4
     nesterov: bool = False

@@ -2,16 +2,30 @@
 
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from fedsieve.config.local_settings import LocalSettings
 from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.config.registry import choice
 from fedsieve.config.resolve import absolute
 from fedsieve.config.scope_settings import Train
-from fedsieve.config.settings import Repeats, Settings
+from fedsieve.config.settings import Repeats, Settings, Share
 from fedsieve.federate.aggregators import AGGREGATORS
 from fedsieve.federate.methods import METHODS
+from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
+
+
+class StopSettings(Settings):
+    """When a phase ends before its last round."""
+
+    target: Share | None = None  # as soon as validation accuracy is at least this
+    patience: Repeats | None = None  # after so many rounds without a better validation accuracy
+
+    @model_validator(mode="after")
+    def _is_something(self) -> "StopSettings":
+        if self.target is None and self.patience is None:
+            raise ValueError("give target (a validation accuracy, such as 0.7) or patience (rounds), or both")
+        return self
 
 
 class PhaseSettings(Settings):
@@ -22,7 +36,9 @@ class PhaseSettings(Settings):
     mask: MaskSettings | None = None
     method: choice(METHODS) = "fedavg"  # type: ignore[valid-type]
     aggregate: choice(AGGREGATORS) = "mean"  # type: ignore[valid-type]
+    server_optimizer: choice(SERVER_OPTIMIZERS) = "sgd"  # type: ignore[valid-type]
     optimizer_state: Literal["reset", "carry"] | None = None  # None: carry with one client, else reset
+    stop: StopSettings | None = None
 
     @field_validator("name")
     @classmethod

@@ -24,8 +24,8 @@ class NoSettings(Settings):
 class Registry(MutableMapping[str, Any]):
     """Parts by name: classes, or where to find them (`module:Class`); those are imported on first use.
 
-    The first is the default and has no settings. So an experiment that names no other part is read without importing
-    any part, nor torch, which takes a second.
+    The first is the default, and its settings have defaults. So an experiment that names no other part is read without
+    importing any part, nor torch, which takes a second.
     """
 
     def __init__(self, **parts: str) -> None:
@@ -42,6 +42,11 @@ class Registry(MutableMapping[str, Any]):
             not isinstance(part, str) and f"{part.__module__}:{part.__qualname__}" != self._own.get(name)
             for name, part in self._parts.items()
         )
+
+    def chosen(self, value: Any) -> tuple[Any, Settings]:
+        """The part that a setting of type `choice` names, and its settings."""
+        part = self[option(value)]
+        return part, settings_of(value) if isinstance(value, Settings) else settings_class(part)()
 
     def __getitem__(self, name: str) -> Any:
         part = self._parts[name]
@@ -74,12 +79,13 @@ def choice(registry: Registry) -> Any:
         if not isinstance(value, str | dict | Settings) or name not in registry:
             expected = " or ".join(f"'{one}'" for one in registry)
             raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
-        settings = NoSettings if name == registry.default else settings_class(registry[name])
-        if isinstance(value, Settings):
+        if isinstance(value, Settings) or value == registry.default:
             return value
+        settings = settings_class(registry[name])
         given = {name: {}} if isinstance(value, str) else {**value, name: {} if value[name] is None else value[name]}
         group = _group(name, settings).model_validate(given)
-        return group if settings.model_fields else name
+        is_usual = name == registry.default and getattr(group, name) == settings()
+        return name if is_usual or not settings.model_fields else group
 
     return Annotated[Any, PlainValidator(checked), registry]  # the registry, for readers of the schema
 

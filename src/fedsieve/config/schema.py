@@ -5,6 +5,7 @@ The parts are next to this file; methods, aggregators and selections have theirs
 """
 
 import os
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,11 +16,15 @@ from fedsieve.config.client_settings import ClientSettings
 from fedsieve.config.data_settings import DataSettings
 from fedsieve.config.model_settings import ModelSettings, RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings
+from fedsieve.config.refusals import refusals_of
+from fedsieve.config.registry import Registry
 from fedsieve.config.resolve import absolute, workers_allowed
 from fedsieve.config.settings import Count, FromList, Processes, Repeats, Settings, Share, option
 from fedsieve.config.wire_settings import WireSettings
 from fedsieve.errors import InputError
+from fedsieve.federate.aggregators import AGGREGATORS
 from fedsieve.federate.methods import METHODS
+from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 
 _cuda_by_another_name = BeforeValidator(lambda value: "cuda" if value == "gpu" else value)
 _one_is_a_list = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
@@ -46,6 +51,12 @@ class ExpectSettings(Settings):
     val_accuracy: Share | None = None
     assumed: str | None = None  # what the publication leaves open or contradicts, and what was assumed
 
+
+SLOTS: dict[str, Registry] = {  # of a phase, by key
+    "method": METHODS,
+    "aggregate": AGGREGATORS,
+    "server_optimizer": SERVER_OPTIMIZERS,
+}
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -89,19 +100,29 @@ class Experiment(Settings):
             raise ValueError("evaluate.keep: best needs validation data; set data.validation above 0")
         if self.data.name in ("folder", "npz") and self.data.path is None:
             raise ValueError(f"data.name: {self.data.name} needs data.path, the place where the images lie")
+        if any(phase.stop for phase in self.phases) and self.data.validation == 0:
+            raise ValueError("phases.*.stop goes by validation accuracy; set data.validation above 0")
+        self._parts_combine()
         self._can_be_summed_in_secret()
         return self
+
+    def _parts_combine(self) -> None:
+        """Check that the parts of each phase go with each other and with its settings. Default parts go with all."""
+        for number, phase in enumerate(self.phases):
+            for key, registry in SLOTS.items():
+                chosen = attrgetter(key)(phase)
+                if (name := option(chosen)) == registry.default:
+                    continue
+                for refusal in refusals_of(registry[name]):
+                    if refusal.applies(phase, self.clients):
+                        what = f"phases.{number}.{key}: {name} does not go with {refusal.what}"
+                        raise ValueError(f"{what}: {refusal.why}")
 
     def _can_be_summed_in_secret(self) -> None:
         """Check what `secure: zero_sum` needs of the other settings, so that all clients send the same weights."""
         if self.clients.zero_sum is None:
             return
         for number, phase in enumerate(self.phases):
-            if not METHODS[option(phase.method)].is_hidden_by_sums:
-                raise ValueError(
-                    f"phases.{number}.method: {option(phase.method)} sends more than the updates that clients.secure: "
-                    "zero_sum hides; use another method or secure: none"
-                )
             if phase.mask is not None and not phase.mask.has_one_for_all:
                 way = "refresh: round" if phase.mask.is_shared else "scope: server or federated"
                 raise ValueError(
@@ -139,8 +160,7 @@ class Experiment(Settings):
         if backbone != "pico" and Path(absolute(backbone) or "").exists():
             backbone = absolute(backbone) or backbone
         model = self.model.model_copy(update={"backbone": backbone, "init": absolute(self.model.init)})
-        state = "carry" if self.clients.count == 1 else "reset"
-        phases = tuple(phase.resolved(state) for phase in self.phases)
+        phases = tuple(phase.resolved(self._optimizer_state(phase)) for phase in self.phases)
         workers, threads = self._processes(device)
         return self.model_copy(
             update={
@@ -152,6 +172,12 @@ class Experiment(Settings):
                 "phases": phases,
             }
         )
+
+    def _optimizer_state(self, phase: PhaseSettings) -> str:
+        """Whether momentum is carried, where a phase leaves it open."""
+        name = option(phase.method)
+        may_carry = name == METHODS.default or METHODS[name].carries
+        return "carry" if self.clients.count == 1 and may_carry else "reset"
 
     def _processes(self, device: str) -> tuple[int, int]:
         """Workers, and threads of each: as many workers as there are cores, or GPUs, at most one per client of a round.

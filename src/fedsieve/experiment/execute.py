@@ -22,7 +22,8 @@ from fedsieve.engine.evaluator import Evaluator
 from fedsieve.engine.start import engine_for
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import MachineError, RunError
-from fedsieve.experiment.prepare import notes_on, prepare, publish_phase
+from fedsieve.experiment.notes import check_room, notes_on
+from fedsieve.experiment.prepare import prepare, publish_phase
 from fedsieve.experiment.results import (
     LOWER_LR,
     Clock,
@@ -32,6 +33,7 @@ from fedsieve.experiment.results import (
     exploded_before,
     phase_result,
     score_as,
+    why_over,
 )
 from fedsieve.federate.types import Engine
 from fedsieve.federate.versions import Versions
@@ -71,6 +73,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callb
     context = RunContext(experiment, callback)
     phases, fingerprint = plan(experiment, context), context.fingerprint
     check_mask_files(experiment, phases)
+    check_room(experiment, phases, out)
     try:
         saved = folder.start(fingerprint)
         for path, damaged in folder.damaged.items():
@@ -136,7 +139,7 @@ def run_phase(
     """Do the rounds of a phase from `state` on, and record its result; returns the test score unless `test: never`."""
     experiment, settings, progress, scope = context.experiment, phase.settings, state.progress, phase.scope
     server, evaluator = prepare(context, phase, state, folder, engine)
-    while progress.round < settings.rounds:
+    while progress.round < settings.rounds and not why_over(settings.stop, progress):
         started = time.monotonic()
         try:
             line = server.round(progress.round + 1, progress.rounds)
@@ -154,9 +157,13 @@ def run_phase(
         clock.tick()
         with section("files"):
             folder.add_metrics(line)
-            folder.save_checkpoint(state, force=progress.round == settings.rounds)
+            is_last = progress.round == settings.rounds or why_over(settings.stop, progress) is not None
+            folder.save_checkpoint(state, force=is_last)
         context.callback.round(line)
 
+    if progress.round < settings.rounds:
+        how_far = f"{progress.round} of {settings.rounds} rounds"
+        context.callback.note(f"phase {settings.name} ended after {how_far}: {why_over(settings.stop, progress)}")
     if state.best is not None:  # keep: best
         best = state.best.to(context.device)
         state.versions.record(scope, scope.of(state.vector), best)

@@ -1,4 +1,4 @@
-"""What the server does before the rounds of a phase: masks, frozen outputs, states, and notes for the user."""
+"""What the server does before the rounds of a phase: masks, frozen outputs, states."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fedsieve.config.registry import settings_of
-from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.context import RunContext
 from fedsieve.engine.evaluator import Evaluator
@@ -16,13 +15,11 @@ from fedsieve.federate.preparation import Preparation
 from fedsieve.federate.round import Server
 from fedsieve.federate.selection import SELECTIONS
 from fedsieve.federate.shared_mask import SHARED, SharedMasks
-from fedsieve.federate.traffic import size
 from fedsieve.federate.transport import Transport
 from fedsieve.federate.types import EXTRA, Engine
 from fedsieve.phase import Phase, calibration_depth, client_side, mask_source
 from fedsieve.runs.checkpoint import Checkpoint
 from fedsieve.runs.folder import START, RunFolder, keep_start, load_start
-from fedsieve.sieve.mask import bytes_of_file, shapes_of
 
 
 def prepare(
@@ -124,33 +121,3 @@ def needed_files(phase: Phase, folder: Path) -> list[Path]:
     if mask is not None and mask.file is not None:  # the original may have changed since
         needed.append(folder / "masks" / name / f"{SHARED}.safetensors")
     return needed
-
-
-def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
-    """Notes for the user on a phase before it begins."""
-    clients, notes, name = experiment.clients, [], phase.settings.name
-    each, sends_change = phase.method.remembers(phase.scope), "delta" in phase.method.replies
-    if experiment.wire.values == "int8" and sends_change:
-        each += 4 * phase.scope.size
-    if phase.settings.optimizer_state == "carry" and sends_change:
-        each += 4 * phase.scope.weights
-    if each and clients.count > 1:
-        taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count} have taken part"
-        notes.append(f"phase {name}: each client remembers {taken}")
-    if clients.zero_sum and experiment.analyze.level != "none":
-        notes.append(
-            f"phase {name}: with clients.secure: zero_sum nobody sees single updates, so there is no drift of single "
-            "clients, cosine, opposition or agreement in the metrics"
-        )
-    if clients.zero_sum and option(clients.select) == "high_loss":
-        notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
-    mask = phase.settings.mask
-    if mask is not None and mask.file is None and not mask.is_shared and mask.refresh == "once" and clients.count > 1:
-        each = bytes_of_file(shapes_of(phase.scope.sieved.items()))
-        taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count:,} have taken part"
-        notes.append(f"phase {name}: each client's mask is kept and takes {taken}")
-    if experiment.compile and mask is not None and mask.unit != "weight":
-        notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
-    if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:
-        notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
-    return notes

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from fedsieve.config.model_settings import RidgeHead
-from fedsieve.config.phase_settings import PhaseSettings
+from fedsieve.config.phase_settings import PhaseSettings, StopSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext, fingerprint_of
 from fedsieve.engine.evaluator import Evaluator
@@ -37,15 +37,39 @@ def phase_result(
     lines = [line for line in folder.metrics() if line["phase"] == settings.name]
     return {
         "name": settings.name,
-        "rounds": settings.rounds,
+        "rounds": progress.round,
         "best_round": progress.best.get("round"),
         "best_val_accuracy": progress.best.get("val_accuracy"),
         "best_val_loss": progress.best.get("val_loss"),
+        **reached(settings.stop, lines),
         **score_as("test", test),
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "bytes_down": sum(line["bytes_down"] for line in lines),
         "seconds": clock.tick() - sum(phase["seconds"] for phase in progress.phases),
     }
+
+
+def why_over(stop: StopSettings | None, progress: Progress) -> str | None:
+    """Why a phase ends before its next round, if it does: it has reached its target, or lost its patience."""
+    if stop is None or not progress.best:
+        return None
+    if stop.target is not None and progress.best["val_accuracy"] >= stop.target:
+        return f"validation accuracy reached {stop.target:.1%}"
+    if stop.patience is not None and progress.round - progress.best["round"] >= stop.patience:
+        return f"validation accuracy did not improve in {stop.patience} rounds"
+    return None
+
+
+def reached(stop: StopSettings | None, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """What it took to reach the target accuracy: rounds, bytes and seconds of the phase; None if it was not reached."""
+    if stop is None or stop.target is None:
+        return {}
+    hits = [number for number, line in enumerate(lines, 1) if (line["val_accuracy"] or 0) >= stop.target]
+    if not hits:
+        return {"to_target": None}
+    until = lines[: hits[0]]
+    sums = {key: sum(line[key] for line in until) for key in ("bytes_up", "bytes_down", "seconds")}
+    return {"to_target": {"rounds": hits[0], **sums}}
 
 
 def about_ridge(
@@ -58,7 +82,7 @@ def about_ridge(
     if experiment.evaluate.keep == "best":
         before, after = (phase["best_val_accuracy"] for phase in phases[-2:])
     else:
-        before, after = lines[-1 - settings.rounds]["val_accuracy"], lines[-1]["val_accuracy"]
+        before, after = lines[-1 - phases[-1]["rounds"]]["val_accuracy"], lines[-1]["val_accuracy"]
     if before is None or after is None or after >= before:
         return None
     return (

@@ -29,15 +29,18 @@ def is_linear(setup: LocalSetup) -> bool:
 
 def train_linear(
     task: Task, start: Tensor, penalty: Penalty | None = None, correction: Correction | None = None
-) -> tuple[Tensor, float]:
-    """What `sgd` does, if `is_linear`: the trained weights and the mean loss. No tensor here requires a gradient."""
+) -> tuple[Tensor, float, float]:
+    """What `sgd` does, if `is_linear`: the trained weights, the mean loss, and the sum of learning rates.
+
+    No tensor here requires a gradient.
+    """
     setup, data, broadcast, nobody = task.setup, task.data, task.broadcast, torch.Generator()
     local, names = setup.local, list(setup.scope.named)
     bias_at = len(start) - setup.scope.entries[-1].shape[0]
     trained = start.clone()
     weight, bias = trained[:bias_at].view(setup.scope.entries[0].shape), trained[bias_at:]
     momenta: list[Tensor] = []
-    total, seen, step = torch.zeros((), device=start.device), 0, 0
+    total, seen, step, rates = torch.zeros((), device=start.device), 0, 0, 0.0
     steps = number_of_steps(len(data), local)
     for epoch in batches(len(data), local, setup.seed, broadcast.phase, broadcast.round, data.client):
         for positions in epoch:
@@ -65,7 +68,8 @@ def train_linear(
             total += loss * len(positions)
             seen += len(positions)
             step += 1
-    return trained, float(total) / seen
+            rates += rate
+    return trained, float(total) / seen, rates
 
 
 def _all(tensor: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class Trained:
     mask: Mask | None = None  # of all weights that it may have changed; None: all
     is_first_mask: bool = False  # whether `mask` is the client's only mask of the round
     momentum: State = field(default_factory=dict)  # for the next round, if momentum is carried
+    rates: tuple[tuple[Mask | None, float], ...] = ()  # the masks in order, and the sum of learning rates under each
 
 
 def sgd(
@@ -55,7 +56,8 @@ def sgd(
     """
     setup, momentum = task.setup, {name: one for name, one in (mine or {}).items() if name in MOMENTUM}
     if is_linear(setup) and not momentum:
-        return Trained(*train_linear(task, start, penalty, correction))
+        weights, mean_loss, rate = train_linear(task, start, penalty, correction)
+        return Trained(weights, mean_loss, rates=((None, rate),))
     scope, local, masks, broadcast, data = setup.scope, setup.local, setup.masks, task.broadcast, task.data
     address = (broadcast.phase, broadcast.round, data.client)
     scope.prepare_training()
@@ -82,15 +84,18 @@ def sgd(
             touched = touched | Mask.pack(touched.shapes, unpacked(momentum["mask"].cpu(), touched.size))
     total, seen, step = torch.zeros((), device=start.device), 0, 0
     steps = number_of_steps(len(data), local)
+    rates: list[tuple[Mask | None, float]] = [(mask, 0.0)]
     for epoch, epoch_batches in enumerate(batches(len(data), local, setup.seed, *address)):
         if epoch and masks is not None and touched is not None and masks.settings.refresh == "epoch":
             mask = masks.mask(data, broadcast, epoch)
             optimizer.set_mask(mask, policy)
             touched = touched | mask
+            rates.append((mask, 0.0))
         with only_active(setup.network, scope.sieved, mask) if mask is not None else nullcontext():
             for positions in epoch_batches:
                 lr = learning_rate(local, broadcast.round, broadcast.rounds, step / steps)
                 optimizer.param_groups[0]["lr"] = lr
+                rates[-1] = (mask, rates[-1][1] + lr)
                 with section("transform"):
                     inputs = data.inputs(positions, torch_generator(setup.seed, "augment", *address, step))
                 with section("forward"):
@@ -104,7 +109,7 @@ def sgd(
                 seen += len(positions)
                 step += 1
     momentum = optimizer.export_momentum() if setup.carry_momentum else {}
-    return Trained(scope.read(), float(total) / seen, touched, touched is mask, momentum)
+    return Trained(scope.read(), float(total) / seen, touched, touched is mask, momentum, tuple(rates))
 
 
 def update_of(task: Task, trained: Trained, also: Mask | None = None) -> Update:

@@ -1,9 +1,10 @@
 """A round of secure aggregation: federated averaging in which the server sees only the sum of the updates.
 
-Each client sends its update times its weight, then the few numbers that the server needs sums of: its weight, its
-samples, its loss times its samples, its drift. All are hidden by noise that cancels in the sum
+Each client sends the change of its weights times its weight in averages, then the other vectors of its method as they
+are, then the few numbers that the server needs sums of: its weight, its samples, its loss times its samples, its drift,
+and what else the method reports times its weight. All are hidden by noise that cancels in the sum
 (`privacy/zero_sum.py`). So the server learns sum_k a_k delta_k and sum_k a_k, whose ratio is the average, but no
-client's own update.
+client's own update. Of the other vectors it learns the unweighted mean.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from fedsieve.config.client_settings import ClientSettings
 from fedsieve.errors import RunError
 from fedsieve.federate.traffic import Traffic
 from fedsieve.federate.transport import ALL, Transport
-from fedsieve.federate.types import Broadcast, Update, touched_positions
+from fedsieve.federate.types import Broadcast, Update
 from fedsieve.federate.weighting import WEIGHTINGS
 from fedsieve.privacy.zero_sum import (
     FixedPointError,
@@ -41,8 +42,9 @@ class SecureUpdates:
         self.roster, self.broadcast, self.count = roster, broadcast, len(roster.keys)
         self.bits, self.weight_of = clients.zero_sum.bits, WEIGHTINGS[clients.weighting]
         self.mask: Mask | None = transport.masks.shared if transport.masks is not None else None
-        self.positions = touched_positions(self.mask, len(broadcast.weights)) if self.mask is not None else None
-        self.size = (len(broadcast.weights) if self.positions is None else len(self.positions)) + len(SUMS)
+        self.lengths = {name: transport.entries(name, self.mask) for name in transport.replies}
+        self.sums = (*SUMS, *transport.reports)
+        self.size = sum(self.lengths.values()) + len(self.sums)
         sizes = {"secure": self.size, "key": 4, "keys": 5 * self.count}  # a key is four numbers, five with its client
         vectors = {name: Extent(size, size) for name, size in sizes.items()}
         self.layout = Layout(transport.layout.fingerprint, vectors)
@@ -53,7 +55,10 @@ class SecureUpdates:
             raise RunError("its mask is not the one that all share")
         weight, metrics = self.weight_of(update.samples), update.metrics
         sums = [weight, update.samples, update.samples * metrics["train_loss"], metrics["drift"]]
-        values = torch.cat((update.vectors["delta"].cpu().double() * weight, torch.tensor(sums, dtype=torch.float64)))
+        sums += [weight * metrics[name] for name in self.sums[len(SUMS) :]]
+        vectors = {name: vector.cpu().double() for name, vector in update.vectors.items()}
+        vectors["delta"] *= weight
+        values = torch.cat((*vectors.values(), torch.tensor(sums, dtype=torch.float64)))
         try:
             fixed = to_fixed_point(values, self.bits, self.count)
         except FixedPointError as error:
@@ -119,13 +124,19 @@ class SecureRound(SecureUpdates):
     def finish(self) -> Update:
         """One update instead of all: their average, with metrics averaged over the clients."""
         total = from_fixed_point(self.sum.finish(), self.bits)
-        delta, sums = total[: -len(SUMS)], dict(zip(SUMS, total[-len(SUMS) :].tolist(), strict=True))
+        *parts, last = total.split([*self.lengths.values(), len(self.sums)])
+        sums = dict(zip(self.sums, last.tolist(), strict=True))
         self._check(sums)
         metrics = {"train_loss": sums["loss"] / sums["samples"], "drift": sums["drift"] / self.count}
+        metrics |= {name: sums[name] / sums["weight"] for name in self.sums[len(SUMS) :]}
         if self.mask is not None:
             metrics["density"] = self.mask.density
-        average = (delta / sums["weight"]).to(self.broadcast.weights.device)
-        return Update(ALL, 1, {"delta": average}, metrics, self.mask)
+        device = self.broadcast.weights.device
+        vectors = {
+            name: (part / (sums["weight"] if name == "delta" else self.count)).to(device)
+            for name, part in zip(self.lengths, parts, strict=True)
+        }
+        return Update(ALL, 1, vectors, metrics, self.mask, clients=self.count)
 
     def _check(self, sums: dict[str, float]) -> None:
         """RunError if the clients' sums are impossible; the server cannot see which client sent a wrong number."""

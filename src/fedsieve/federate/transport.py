@@ -13,7 +13,7 @@ from fedsieve.config.wire_settings import WireSettings
 from fedsieve.federate.mask_source import MaskSource
 from fedsieve.federate.norm_limit import all_finite
 from fedsieve.federate.traffic import Traffic
-from fedsieve.federate.types import State, Update, touched_positions
+from fedsieve.federate.types import Payload, State, Update, touched_positions
 from fedsieve.federate.versions import Versions
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
@@ -47,22 +47,25 @@ class Transport:
         versions: Versions,
         seed: int,
         masks: MaskSource | None = None,
-        replies: Mapping[str, int] | None = None,
-        extras: Mapping[str, int] | None = None,
+        payload: Payload | None = None,
         rounds_before: int = 0,
     ) -> None:
-        """`replies` and `extras` are the lengths of what a method sends up and down; replies without it: the change."""
+        """`payload` says what a method sends besides the weights; without it, updates are the change of the weights."""
         self.scope, self.phase, self.settings, self.seed = scope, phase, settings, seed
         self.masks = masks  # of the phase, if it has any
         self._widened: tuple[Mask, Tensor] | None = None  # the shared mask, and its bits with those it does not cover
         self.versions, self.started = versions, versions.now - rounds_before  # each round makes a version
-        self.replies = set(replies or {"delta"})
+        replies, extras = (payload.replies, payload.extras) if payload is not None else ({"delta": scope.size}, {})
+        self.replies, self.reports = list(replies), sorted(payload.reports) if payload is not None else []
+        self.masked = payload.masked if payload is not None else frozenset({"delta"})
         weights, sieved = scope.weights, scope.sieved_weights
         self.rest = scope.outside
         rest = sum(stop - start for start, stop in self.rest)
         vectors = {
-            **{name: Extent(size, size) for name, size in {**(extras or {}), **(replies or {})}.items()},
-            "delta": Extent(sieved, scope.size, rounded=weights),
+            **{
+                name: Extent(sieved, size, rounded=weights) if name in self.masked else Extent(size, size)
+                for name, size in {**extras, **replies}.items()
+            },
             "mask": Extent(sieved, sieved),
             "scores": Extent(sieved, sieved),
             "weights": Extent(scope.size, scope.size),
@@ -89,18 +92,24 @@ class Transport:
         if update.mask is not None:
             is_known = self._shared is not None and update.mask is self._shared
             seed = None if is_known else update.mask_seed
-            vectors["delta"] = Vector(vectors["delta"].values, update.mask.bits, is_known, seed)
+            for name in self.masked & vectors.keys():  # "delta" says where the values of all of them belong
+                how = (is_known, seed) if name == "delta" else (True, None)
+                vectors[name] = Vector(vectors[name].values, update.mask.bits, *how)
         if self.settings.values != "int8" or "delta" not in vectors:
             return self._encoded("update", numbers, vectors, self.settings.values), {}
-        residual = state.get("residual")
-        residual = torch.zeros(self.scope.size) if residual is None else residual.clone()
-        where = slice(None) if update.mask is None else touched_positions(update.mask, self.scope.size)
-        wanted = vectors["delta"].values + residual[where]
-        vectors["delta"] = replace(vectors["delta"], values=wanted)
+        residuals, wheres = {}, {}
+        for name, vector in vectors.items():
+            size = self.layout.vectors[name].size
+            residual = state.get(_residual(name))
+            residuals[name] = torch.zeros(size) if residual is None else residual.clone()
+            wheres[name] = slice(None) if vector.bits is None or update.mask is None else update.positions(size)
+            vectors[name] = replace(vector, values=vector.values + residuals[name][wheres[name]])
         generator = torch_generator(self.seed, "rounding", self.phase, round, update.client)
         encoded = self._encoded("update", numbers, vectors, "int8", generator)
-        residual[where] = wanted - self._decoded(encoded, "update").vectors["delta"].values
-        return encoded, {"residual": residual}
+        arrived = self._decoded(encoded, "update").vectors
+        for name, where in wheres.items():
+            residuals[name][where] = vectors[name].values - arrived[name].values
+        return encoded, {_residual(name): one for name, one in residuals.items()}
 
     def decode_update(self, data: Any, client: int, round: int, weight: float = 1.0) -> Update:
         """The update in a message; WireError unless it is this client's of this round and all numbers are finite."""
@@ -111,10 +120,11 @@ class Transport:
         samples = numbers.pop("samples", math.nan)
         if not (samples >= 1 and samples.is_integer()) or not all(map(math.isfinite, numbers.values())):
             raise WireError("the message's numbers are not finite, or its samples no whole number")
-        if message.vectors.keys() != self.replies:
+        if message.vectors.keys() != set(self.replies):
             raise WireError(f"the message has other vectors than {', '.join(sorted(self.replies))}")
         vectors, mask = {}, None
-        for name, vector in message.vectors.items():
+        for name in self.replies:  # the change of the weights first: its mask is that of all
+            vector = message.vectors[name]
             expected = self.settings.values if "delta" in self.replies else "float64"  # sums are exact
             if vector.type != expected:
                 raise WireError(f"the message's {name} has values of type {vector.type} instead of {expected}")
@@ -125,6 +135,9 @@ class Transport:
                 if self.masks is None:
                     raise WireError("the message is under a mask, and this phase has none")
                 mask = self._shared if vector.known else Mask(self.masks.shapes, vector.bits.clone())  # no view
+            own = mask.bits if mask is not None and name in self.masked else None
+            if vector.bits is not own and (vector.bits is None or own is None or not torch.equal(vector.bits, own)):
+                raise WireError(f"the message's {name} is at other positions than its mask says")
         return Update(client, int(samples), vectors, numbers, mask, weight=weight)
 
     # Down: the weights, and a mask.
@@ -201,7 +214,21 @@ class Transport:
 
     def extra(self, name: str, values: Tensor) -> int:
         """The length in bytes of the message with one of the broadcast extras."""
-        return self._length(_message("scores", {}, {name: Vector(values.cpu())}))
+        values = values.cpu()
+        ways = [Vector(values)]
+        shared, size = self._shared, len(values)
+        if shared is not None and name in self.masked:
+            ways = [Vector(values[touched_positions(shared, size)], shared.bits, known=True)]
+        elif self.masks is not None and name in self.masked:  # nobody needs the others, but whose are which?
+            kept = values[: self.scope.sieved_weights] != 0
+            tail = torch.ones(size - len(kept), dtype=torch.bool)
+            ways.append(Vector(values[torch.cat((kept, tail))], packed(kept)))
+        return min(self._length(_message("scores", {}, {name: way})) for way in ways)
+
+    def entries(self, name: str, mask: Mask | None) -> int:
+        """How many values of a vector a client under this mask sends."""
+        extent = self.layout.vectors[name]
+        return extent.size if mask is None or name not in self.masked else mask.active + extent.tail
 
     # What both sides know.
 
@@ -245,6 +272,10 @@ class Transport:
 
     def _decoded(self, encoded: Encoded, kind: str) -> Message:
         return decode(encoded.data, self.layout, kind, self._known(), self._redraw)
+
+
+def _residual(name: str) -> str:
+    return "residual" if name == "delta" else f"residual_{name}"
 
 
 def _message(kind: str, numbers: Mapping[str, float], vectors: Mapping[str, Vector] | None = None) -> Message:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +72,8 @@ class Task:
 class Update:
     """What a client sends back, and what the server needs to weight it.
 
-    `vectors` are over the scope. With a mask, "delta" holds only the active weights, then all that the mask does not
-    cover (dense layers and buffers); the frozen weights did not change.
+    `vectors` are over the scope. With a mask, "delta" (and what else a method names in `masked`) holds only the active
+    weights, then all that the mask does not cover (dense layers and buffers); the frozen weights did not change.
     """
 
     client: int
@@ -83,6 +83,7 @@ class Update:
     mask: Mask | None = None
     mask_seed: int | None = None  # from which the mask can be drawn
     weight: float = 1.0  # in averages
+    clients: int = 1  # of a secure sum: it is the average of so many clients
 
     def positions(self, size: int) -> Tensor | None:
         """Where in the scope's vector the values of "delta" belong; None: everywhere."""
@@ -95,6 +96,18 @@ def touched_positions(mask: Mask, size: int) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------- what can be replaced
+
+
+class Payload(Protocol):
+    """What a method's messages carry besides the weights: vectors by name, with their lengths, and metrics."""
+
+    @property
+    def extras(self) -> Mapping[str, int]: ...
+    @property
+    def replies(self) -> Mapping[str, int]: ...
+
+    reports: ClassVar[frozenset[str]]
+    masked: ClassVar[frozenset[str]]
 
 
 class Aggregator(Protocol):
@@ -112,7 +125,8 @@ class Aggregator(Protocol):
 class ServerOptimizer(Protocol):
     """Turns a direction, which it may overwrite, into new weights.
 
-    What it remembers (momentum) is part of the server's state.
+    What it remembers (momentum) are vectors as long as the weights, part of the server's state. A step gets the weights
+    that some client of the round trained, and what it remembers of these; it may overwrite that, too.
     """
 
     def start(self, weights: Tensor) -> State: ...

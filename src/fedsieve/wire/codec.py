@@ -97,7 +97,8 @@ def decode(
 ) -> Message:
     """The message of the given kind in these bytes, or WireError with the reason why they are not one.
 
-    `known` are the bits of vectors whose positions need not be sent, and `redraw` draws bits from a seed. Values that
+    `known` are the bits of vectors whose positions need not be sent, and `redraw` draws bits from a seed. Positions
+    that are said to be known, and are not in `known`, are those of the message's first vector that has any. Values that
     were sent as they are, and plain bitmaps, are views of `data` (of a copy if it cannot be written to).
     """
     whole = np.frombuffer(data, dtype=np.uint8)
@@ -161,7 +162,8 @@ def _decode_vectors(
         values = np.frombuffer(reader.take(values_length), dtype=np.uint8)
         reader.skip_padding()
         extent = layout.vectors[name]
-        found = decode_positions(ENCODINGS[encoding], positions, extent, known.get(name), redraw)
+        before = next((one.bits for one in vectors.values() if one.bits is not None), None)
+        found = decode_positions(ENCODINGS[encoding], positions, extent, known.get(name, before), redraw)
         entries = _count(found.bits, extent, TYPES[kind])
         tensor = decode_values(values, TYPES[kind], entries, extent.exact, bool(compressed))
         vectors[name] = replace(found, values=tensor, type=TYPES[kind])

@@ -5,11 +5,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from fedsieve.config.refusals import Refusal
 from fedsieve.config.registry import NoSettings
 from fedsieve.config.settings import Settings as AnySettings
 from fedsieve.federate.checks import check_update
 from fedsieve.federate.local import sgd, update_of
 from fedsieve.federate.preparation import Preparation
+from fedsieve.federate.server_step import either, server_step
 from fedsieve.federate.types import (
     Aggregator,
     Answer,
@@ -22,6 +24,7 @@ from fedsieve.federate.types import (
     Update,
 )
 from fedsieve.model.flat import Scope
+from fedsieve.sieve.mask import Mask
 
 
 class FedAvg:
@@ -36,8 +39,11 @@ class FedAvg:
     Settings: type[AnySettings] = NoSettings
     sends_once: ClassVar[frozenset[str]] = frozenset()  # broadcast extras that stay the same for a whole phase
     reports: ClassVar[frozenset[str]] = frozenset()  # metrics of clients besides loss, drift and density
+    masked: ClassVar[frozenset[str]] = frozenset({"delta"})  # vectors of which only what a mask leaves active is sent
     changes_frozen: ClassVar[bool] = False  # whether clients send changes of weights that their masks freeze
     is_hidden_by_sums: ClassVar[bool] = True  # whether secure sums of updates hide all that clients send
+    carries: ClassVar[bool] = True  # whether clients may carry momentum from one of their rounds to the next
+    refuses: ClassVar[tuple[Refusal, ...]] = ()  # settings that it does not go with
     augments: ClassVar[bool] = True  # whether clients' images are augmented at random, if the data settings say so
 
     def __init__(
@@ -70,7 +76,7 @@ class FedAvg:
 
         A resumed run does not call this, so a method must not keep anything elsewhere.
         """
-        return self.optimizer.start(weights)
+        return self.optimizer.start(weights[: self.scope.weights])
 
     def send(self, server: State) -> dict[str, Tensor]:
         """The broadcast extras: what the server sends besides the weights."""
@@ -82,18 +88,30 @@ class FedAvg:
 
     def fold(self, weights: Tensor, updates: Iterator[Update], server: State) -> tuple[Tensor, State]:
         """The new weights and the server's new state, from the updates of a round as they arrive."""
-        aggregator = self.aggregator(weights)
-        for update in updates:
+        direction, trained = self.combine(weights, updates)
+        return self.step(weights, direction, trained, server)
+
+    def combine(self, weights: Tensor, updates: Iterator[Update]) -> tuple[Tensor, Mask | None]:
+        """The direction in which the updates point, and the weights that some client trained (None: all)."""
+        aggregator, trained = self.aggregator(weights), None
+        for number, update in enumerate(updates):
             aggregator.add(update)
-        new_weights, state = self.optimizer.step(weights, aggregator.finish(), server)
-        return new_weights, {**server, **state}
+            trained = either(trained, update.mask) if number else update.mask
+        return aggregator.finish(), trained
+
+    def step(self, weights: Tensor, direction: Tensor, trained: Mask | None, server: State) -> tuple[Tensor, State]:
+        """The server optimizer's step for the weights that were trained; all others keep value and moments.
+
+        Buffers (BatchNorm's statistics) are not optimized: they become the average of the clients' ones.
+        """
+        return server_step(self.optimizer, weights, direction, server, trained, self.scope.weights)
 
     # At a client.
 
     def train(self, task: Task, mine: State) -> tuple[Update, State]:
         """A client's update, and its state for its next round.
 
-        A state is kept on the CPU. The names `momentum`, `mask` and `residual` are taken (`sgd`, `Transport`).
+        A state is kept on the CPU. The names `momentum`, `mask` and `residual…` are taken (`sgd`, `Transport`).
         """
         trained = sgd(task, task.broadcast.weights, mine)
         return update_of(task, trained), trained.momentum

@@ -1,0 +1,94 @@
+"""What the user is told before a run begins: what its phases need on disk and in memory, and what settings imply."""
+
+import math
+import shutil
+from pathlib import Path
+
+from fedsieve.config.schema import Experiment
+from fedsieve.config.settings import option
+from fedsieve.errors import InputError
+from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.traffic import size
+from fedsieve.files.memory import must_fit
+from fedsieve.phase import Phase
+from fedsieve.sieve.mask import bytes_of_file, shapes_of
+
+
+def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
+    """Notes for the user on a phase before it begins."""
+    clients, notes, name, mask = experiment.clients, [], phase.settings.name, phase.settings.mask
+    if (each := remembered(experiment, phase)) and clients.count > 1:
+        notes.append(f"phase {name}: each client remembers {_taken(each, clients.count)}")
+    if held := held_in_memory(experiment, phase):
+        notes.append(f"phase {name}: {option(phase.settings.aggregate)} holds all updates of a round: {size(held)}")
+    if clients.zero_sum and experiment.analyze.level != "none":
+        notes.append(
+            f"phase {name}: with clients.secure: zero_sum nobody sees single updates, so there is no drift of single "
+            "clients, cosine, opposition or agreement in the metrics"
+        )
+    if clients.zero_sum and option(clients.select) == "high_loss":
+        notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
+    if (each := kept_masks(phase)) and clients.count > 1:
+        notes.append(f"phase {name}: each client's mask is kept and takes {_taken(each, clients.count)}")
+    if experiment.compile and mask is not None and mask.unit != "weight":
+        notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
+    if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:
+        notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
+    return notes
+
+
+def check_room(experiment: Experiment, phases: list[Phase], folder: Path) -> None:
+    """InputError if what a phase keeps fits neither the disk nor, for some aggregators, the memory."""
+    for phase in phases:
+        name, rounds = phase.settings.name, phase.settings.rounds
+        must_fit(
+            held_in_memory(experiment, phase),
+            f"phase {name}: {option(phase.settings.aggregate)} holds all {phase.per_round} updates of a round",
+            "use aggregate: mean, a smaller clients.fraction, or a mask with more sparsity",
+        )
+        count = experiment.clients.count
+        taking_part = math.ceil(count * (1 - (1 - phase.per_round / count) ** rounds))  # as expected
+        each = remembered(experiment, phase) + kept_masks(phase)
+        must_fit_on_disk(each * (taking_part + phase.per_round), folder, f"phase {name}: what clients remember takes")
+
+
+def must_fit_on_disk(needed: int, folder: Path, what: str) -> None:
+    """InputError if a disk has less room than is needed, counting what this run has written already."""
+    there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    written = sum(file.stat().st_size for file in folder.glob("clients/*/*"))
+    if needed > (free := shutil.disk_usage(there).free + written):
+        more = f"{size(needed)}, and there are {size(free)} free at {there}"
+        raise InputError(f"{what} {more}; make room, use another --out, or fewer clients")
+
+
+def remembered(experiment: Experiment, phase: Phase) -> int:
+    """Bytes that each client keeps from one of its rounds to the next."""
+    each, replies = phase.method.remembers(phase.scope), phase.method.replies
+    if "delta" not in replies:
+        return each
+    if experiment.wire.values == "int8" and not experiment.clients.zero_sum:
+        each += 4 * sum(replies.values())
+    if phase.settings.optimizer_state == "carry":
+        each += 4 * phase.scope.weights
+    return each
+
+
+def kept_masks(phase: Phase) -> int:
+    """Bytes of each client's own mask, if it is kept."""
+    mask = phase.settings.mask
+    is_kept = mask is not None and mask.file is None and not mask.is_shared and mask.refresh == "once"
+    return bytes_of_file(shapes_of(phase.scope.sieved.items())) if is_kept else 0
+
+
+def held_in_memory(experiment: Experiment, phase: Phase) -> int:
+    """Bytes of all updates of a round, if the aggregator keeps them until all have arrived."""
+    settings, scope = phase.settings, phase.scope
+    if not AGGREGATORS[option(settings.aggregate)].needs_all:
+        return 0
+    sparsity = settings.mask.sparsity if settings.mask is not None and settings.mask.refresh != "epoch" else None
+    each = scope.size - round(scope.sieved_weights * (sparsity or 0.0))
+    return phase.per_round * each * (4 if sparsity is None else 12)  # values and, under a mask, their positions
+
+
+def _taken(each: int, clients: int) -> str:
+    return f"{size(each)} on disk, {size(each * clients)} once all {clients:,} have taken part"

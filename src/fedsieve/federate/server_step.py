@@ -1,0 +1,44 @@
+"""A step of the server optimizer, for the weights that clients trained."""
+
+from torch import Tensor
+
+from fedsieve.federate.server_optimizers.sgd import Sgd
+from fedsieve.federate.types import ServerOptimizer, State, touched_positions
+from fedsieve.sieve.mask import Mask
+
+PLAIN = Sgd(Sgd.Settings())
+
+
+def either(one: Mask | None, other: Mask | None) -> Mask | None:
+    """The weights that are active in one of two masks; None: all."""
+    return None if one is None or other is None else one if one is other else one | other
+
+
+def server_step(
+    optimizer: ServerOptimizer,
+    weights: Tensor,
+    direction: Tensor,
+    server: State,
+    trained: Mask | None,
+    parameters: int,
+) -> tuple[Tensor, State]:
+    """The new weights and the server's new state.
+
+    The first `parameters` of the weights take a step if a client trained them, and else keep value and moments, to the
+    bit. What follows are buffers, to which the direction is added as it is.
+    """
+    if getattr(optimizer, "is_plain", False):  # adds the direction anyway, which is 0 for all that nobody trained
+        return optimizer.step(weights, direction, server)[0], server
+    names = optimizer.start(weights[:0]).keys()
+    own, others = {name: server[name] for name in names}, {name: server[name] for name in server.keys() - names}
+    after = weights.clone()
+    after[parameters:] = PLAIN.step(weights[parameters:], direction[parameters:].clone(), {})[0]
+    if trained is None:
+        after[:parameters], own = optimizer.step(weights[:parameters], direction[:parameters], own)
+    else:
+        where = touched_positions(trained, parameters).to(weights.device)
+        moments = {name: one[where] for name, one in own.items()}
+        after[where], moments = optimizer.step(weights[where], direction[where], moments)
+        for name, one in moments.items():
+            own[name][where] = one
+    return after, {**others, **own}
