@@ -43,6 +43,7 @@ for command in (
     reporting.explore,
     showing.presets,
     showing.show,
+    showing.methods,
     showing.split,
     running.evaluate,
     running.export,

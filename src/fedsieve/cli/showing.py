@@ -44,6 +44,30 @@ def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) ->
     print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
 
 
+def methods(as_json: JsonOption = False) -> None:
+    """List the methods, aggregators, optimizers, mask rules and selections, with their papers and what they refuse."""
+    from dataclasses import asdict
+
+    from fedsieve.analysis.catalogue import catalogue
+    from fedsieve.config.dotted import as_text
+
+    found = catalogue()
+    if as_json:
+        print(json.dumps({key: [asdict(part) for part in parts] for key, parts in found.items()}))
+        return
+    terminal = console()
+    for key, parts in found.items():
+        terminal.print(f"\n{key}", style="bold")
+        width = max(len(part.name) for part in parts)
+        for part in parts:
+            paper = f" ({part.paper})" if part.paper else ""
+            terminal.print(f"  {part.name:<{width}}  {part.about}{paper}", soft_wrap=True)
+            settings = ", ".join(f"{name}: {as_text(value)}" for name, value in part.settings.items())
+            lines = [f"{{{part.name}: {{{settings}}}}}"] if settings else []
+            for line in [*lines, *(f"not with {refused}" for refused in part.refuses)]:
+                terminal.print(f"  {'':<{width}}  {line}", style="dim", soft_wrap=True)
+
+
 def split(
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,

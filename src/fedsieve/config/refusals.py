@@ -30,6 +30,23 @@ SENDS_MORE = Refusal(
     "it sends more than the updates that secure sums hide; use another method or secure: none",
     lambda phase, clients: clients.zero_sum is not None,
 )
+ZERO_SUM_REFUSES = (
+    Refusal(
+        "mask of each client's own",
+        "it adds up numbers that stand at the same places; use mask.scope: server or federated",
+        lambda phase, clients: phase.mask is not None and not phase.mask.is_shared,
+    ),
+    Refusal(
+        "mask.refresh: epoch",
+        "it needs to know which weights all clients change in a round; use refresh: once or round",
+        lambda phase, clients: phase.mask is not None and phase.mask.refresh == "epoch",
+    ),
+    Refusal(
+        "mask.momentum: leak",
+        "it needs all clients to change the same weights; use reset or carry",
+        lambda phase, clients: phase.mask is not None and phase.mask.momentum_policy == "leak",
+    ),
+)
 CARRIES = Refusal(
     "optimizer_state: carry",
     "the momentum of earlier rounds would count as gradients of this one; use optimizer_state: reset",

@@ -16,7 +16,7 @@ from fedsieve.config.client_settings import ClientSettings
 from fedsieve.config.data_settings import DataSettings
 from fedsieve.config.model_settings import ModelSettings, RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings
-from fedsieve.config.refusals import refusals_of
+from fedsieve.config.refusals import ZERO_SUM_REFUSES, refusals_of
 from fedsieve.config.registry import Registry
 from fedsieve.config.resolve import absolute, workers_allowed
 from fedsieve.config.settings import Count, FromList, Processes, Repeats, Settings, Share, option
@@ -119,21 +119,14 @@ class Experiment(Settings):
                         raise ValueError(f"{what}: {refusal.why}")
 
     def _can_be_summed_in_secret(self) -> None:
-        """Check what `secure: zero_sum` needs of the other settings, so that all clients send the same weights."""
+        """Check what `secure: zero_sum` needs of the other settings."""
         if self.clients.zero_sum is None:
             return
-        for number, phase in enumerate(self.phases):
-            if phase.mask is not None and not phase.mask.has_one_for_all:
-                way = "refresh: round" if phase.mask.is_shared else "scope: server or federated"
-                raise ValueError(
-                    f"clients.secure: zero_sum adds up numbers that stand at the same places, and phases.{number}.mask "
-                    f"gives clients masks of their own; use {way} there"
-                )
-            if phase.mask is not None and phase.mask.momentum_policy == "leak":
-                raise ValueError(
-                    f"clients.secure: zero_sum needs all clients to change the same weights, and with phases.{number}."
-                    "mask.momentum: leak they do not; use reset or carry"
-                )
+        for refusal in ZERO_SUM_REFUSES:
+            for number, phase in enumerate(self.phases):
+                if refusal.applies(phase, self.clients):
+                    what = f"clients.secure: zero_sum does not go with phases.{number}.{refusal.what}"
+                    raise ValueError(f"{what}: {refusal.why}")
         if isinstance(self.model.head, RidgeHead):
             raise ValueError("clients.secure: zero_sum does not hide the sums of model.head: ridge; use linear or mlp")
         if self.wire.values != "float32" or self.wire.compress:

@@ -21,7 +21,7 @@ class Evidence:
 
 
 def least_sensitive(evidence: Evidence) -> "Tensor":
-    """The prediction hardly depends on them, so changing them interferes least (TaLoS, Iurada et al., ICLR 2025)."""
+    """Those that the prediction hardly depends on, so changing them interferes least (TaLoS, Iurada et al., ICLR 2025)."""
     return evidence.sensitivity()
 
 
@@ -31,14 +31,17 @@ def most_sensitive(evidence: Evidence) -> "Tensor":
 
 
 def smallest_magnitude(evidence: Evidence) -> "Tensor":
+    """Those nearest to zero, which count least where pruning goes by magnitude (Han et al., NeurIPS 2015)."""
     return evidence.weights.abs()
 
 
 def largest_magnitude(evidence: Evidence) -> "Tensor":
+    """Those farthest from zero, the same for all clients."""
     return -evidence.weights.abs()
 
 
 def random(evidence: Evidence) -> "Tensor":
+    """Drawn from a seed, so that a mask costs no bytes."""
     return evidence.random()
 
 

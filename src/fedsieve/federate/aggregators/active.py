@@ -9,7 +9,10 @@ from fedsieve.federate.types import Update
 
 
 class Active:
-    """sum_k a_k m_k delta_k / sum_k a_k m_k with m_k the client's mask; 0 where no client had a weight active."""
+    """The weighted mean of each weight over the clients for which it was active; 0 where it was active for none.
+
+    sum_k a_k m_k delta_k / sum_k a_k m_k, with m_k the client's mask.
+    """
 
     needs_all = False
 

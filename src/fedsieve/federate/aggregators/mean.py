@@ -12,9 +12,9 @@ PIECE = 1 << 16  # numbers
 
 
 class Mean:
-    """sum_k a_k delta_k / sum_k a_k (McMahan et al., AISTATS 2017). A client's frozen weights count as unchanged.
+    """The weighted mean of the updates; a client's frozen weights count as unchanged (McMahan et al., AISTATS 2017).
 
-    The sum is in float64, so rounding stays negligible for any practical number of clients.
+    sum_k a_k delta_k / sum_k a_k, in float64, so that rounding stays negligible for any practical number of clients.
     """
 
     needs_all = False

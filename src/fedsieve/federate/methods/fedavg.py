@@ -28,7 +28,7 @@ from fedsieve.sieve.mask import Mask
 
 
 class FedAvg:
-    """Clients train from the server's weights and send the change; the server adds the average change.
+    """Clients train from the server's weights; the server adds their mean change (McMahan et al., AISTATS 2017).
 
         w_k = SGD(w)                        at each client k of the round
         w  <- w + sum_k a_k (w_k - w) / sum_k a_k

@@ -2,14 +2,20 @@
 
 from torch import Tensor
 
-from fedsieve.federate.server_optimizers.adam import Adam, AdaptiveSettings, Decay
+from fedsieve.config.settings import Settings as AnySettings
+from fedsieve.federate.server_optimizers.adam import Adam, Decay, Positive
 
 
 class Adagrad(Adam):
-    """As adam, with v <- v + d^2, and without momentum unless beta1 is set (FedAdagrad: Reddi et al., ICLR 2021)."""
+    """FedAdagrad: adam whose second moment only grows, so that steps shrink (Reddi et al., ICLR 2021).
 
-    class Settings(AdaptiveSettings):
+    v <- v + d^2. There is no momentum unless beta1 is set.
+    """
+
+    class Settings(AnySettings):
+        lr: Positive = 0.01
         beta1: Decay = 0.0
+        tau: Positive = 1e-3
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

@@ -1,6 +1,6 @@
 """FedAdam: steps of a size that adapts to each weight."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -15,15 +15,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[Real, Field(gt=0)]
 
 
-class AdaptiveSettings(AnySettings):
-    lr: Positive = 0.01
-    beta1: Decay = 0.9
-    tau: Positive = 1e-3  # the larger, the less steps adapt
-
-
 class Adam:
-    """w <- w + lr m / (sqrt(v) + tau), v a running mean of squared directions (FedAdam: Reddi et al., ICLR 2021).
+    """FedAdam: steps adapt to each weight by a running mean of its squared directions (Reddi et al., ICLR 2021).
 
+        w <- w + lr m / (sqrt(v) + tau)
         m <- beta1 m + (1 - beta1) d
         v <- beta2 v + (1 - beta2) d^2
 
@@ -31,13 +26,14 @@ class Adam:
     computed in float64.
     """
 
-    class Settings(AdaptiveSettings):
+    class Settings(AnySettings):
+        lr: Positive = 0.01
+        beta1: Decay = 0.9
         beta2: Decay = 0.99
+        tau: Positive = 1e-3  # the larger, the less steps adapt
 
-    settings: Settings
-
-    def __init__(self, settings: AdaptiveSettings) -> None:
-        self.settings = settings  # type: ignore[assignment]
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
 
     def start(self, weights: Tensor) -> State:
         return {"m": torch.zeros_like(weights), "v": torch.full_like(weights, self.settings.tau**2)}

@@ -13,9 +13,9 @@ from fedsieve.federate.types import State
 
 
 class Sgd:
-    """w <- w + lr m with m <- momentum m + direction: FedAvg, or FedAvgM with momentum (Hsu et al., 2019).
+    """A step of size lr along the direction, or with momentum along a running sum: FedAvgM (Hsu et al., 2019).
 
-    Sums are in float64. Where m is 0 the weights stay as they are, to the bit.
+    m <- momentum m + direction;  w <- w + lr m. Where m is 0 the weights stay as they are, to the bit.
     """
 
     class Settings(AnySettings):
