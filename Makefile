@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test claims browser bench bench-parts clean
+.PHONY: demo test matrix claims browser bench bench-parts clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -12,6 +12,11 @@ test: .venv/installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+# Every allowed combination of methods, aggregators, optimizers, masks and secure sums: some hours on 2 cores.
+matrix: .venv/installed-dev
+	FEDSIEVE_MATRIX=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/experiment/test_combinations.py \
+		--numprocesses auto --maxprocesses 4 --dist worksteal
 
 # The tests of HTML pages need a browser; without one they are skipped.
 browser: .venv/browser

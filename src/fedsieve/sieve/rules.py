@@ -21,7 +21,7 @@ class Evidence:
 
 
 def least_sensitive(evidence: Evidence) -> "Tensor":
-    """Those that the prediction hardly depends on, so changing them interferes least (TaLoS, Iurada et al., ICLR 2025)."""
+    """Those that predictions hardly depend on: changing them interferes least (TaLoS, Iurada et al., ICLR 2025)."""
     return evidence.sensitivity()
 
 
