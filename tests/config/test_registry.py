@@ -92,13 +92,15 @@ def test_a_part_is_imported_when_it_is_used() -> None:
 def test_the_parts_of_an_experiment_have_no_settings_by_default() -> None:
     """Else an experiment could not be read without importing them."""
     from fedsieve.federate.aggregators import AGGREGATORS
+    from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
     from fedsieve.federate.methods import METHODS
     from fedsieve.federate.selection import SELECTIONS
     from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 
-    for registry in (METHODS, AGGREGATORS, SELECTIONS, SERVER_OPTIMIZERS):
+    for registry in (METHODS, AGGREGATORS, SELECTIONS, SERVER_OPTIMIZERS, LOCAL_OPTIMIZERS):
         assert getattr(registry[registry.default], "Settings", NoSettings) is NoSettings
         assert all(part.__doc__ for part in registry.values())
     experiment = load_experiment("digits-iid")
     assert (experiment.phases[0].method, experiment.phases[0].aggregate) == (METHODS.default, AGGREGATORS.default)
     assert experiment.clients.select == SELECTIONS.default
+    assert experiment.phases[0].local.optimizer == LOCAL_OPTIMIZERS.default

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fedsieve.errors import InputError
 from fedsieve.sieve.mask import Mask, shapes_of
-from fedsieve.sieve.sgdm import Selection, SparseSGDM
+from fedsieve.sieve.sgdm import SparseSGDM
+from fedsieve.sieve.weight_selection import Selection
 
 SHAPES = {"one": (1,), "single": (), "odd": (7, 13), "vector": (67,), "patches": (5, 3, 4, 4), "wide": (33, 129)}
 OPTIONS: list[dict[str, Any]] = [

@@ -2,14 +2,14 @@
 
 from typing import Literal
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from fedsieve.config.local_settings import LocalSettings
 from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.config.registry import choice
 from fedsieve.config.resolve import absolute
 from fedsieve.config.scope_settings import Train
-from fedsieve.config.settings import Repeats, Settings
+from fedsieve.config.settings import Repeats, Settings, option
 from fedsieve.federate.aggregators import AGGREGATORS
 from fedsieve.federate.methods import METHODS
 
@@ -30,6 +30,12 @@ class PhaseSettings(Settings):
         if not name.replace("-", "").replace("_", "").isalnum() or len(name) > 100:  # it is also a folder's name
             raise ValueError("use letters, digits, - and _, at most 100 of them")
         return name
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> "PhaseSettings":
+        if self.mask is not None and self.mask.momentum == "leak" and option(self.local.optimizer) != "sgd":
+            raise ValueError("mask.momentum: leak goes with local.optimizer: sgd; use reset or carry")
+        return self
 
     def resolved(self, optimizer_state: str) -> "PhaseSettings":
         mask = self.mask and self.mask.model_copy(update={"file": absolute(self.mask.file)})

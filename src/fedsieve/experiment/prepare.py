@@ -11,6 +11,7 @@ from fedsieve.config.settings import option
 from fedsieve.context import RunContext
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.federate.diagnostics import Interference, block_ranges
+from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
 from fedsieve.federate.mask_source import MaskSource
 from fedsieve.federate.preparation import Preparation
 from fedsieve.federate.round import Server
@@ -126,6 +127,13 @@ def needed_files(phase: Phase, folder: Path) -> list[Path]:
     return needed
 
 
+def momentum_size(phase: Phase) -> int:
+    """Bytes of momentum that a client carries from round to round, if no weight in scope is frozen."""
+    optimizer, mask = LOCAL_OPTIMIZERS[option(phase.settings.local.optimizer)], phase.settings.mask
+    differs = mask is not None and mask.refresh != "once" and mask.momentum_policy != "reset"  # from weight to weight
+    return 4 * phase.scope.weights * (len(optimizer.remembers) - (0 if differs else len(optimizer.shared)))
+
+
 def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
     """Notes for the user on a phase before it begins."""
     clients, notes, name = experiment.clients, [], phase.settings.name
@@ -133,7 +141,7 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
     if experiment.wire.values == "int8" and sends_change:
         each += 4 * phase.scope.size
     if phase.settings.optimizer_state == "carry" and sends_change:
-        each += 4 * phase.scope.weights
+        each += momentum_size(phase)
     if each and clients.count > 1:
         taken = f"{size(each)} on disk, {size(each * clients.count)} once all {clients.count} have taken part"
         notes.append(f"phase {name}: each client remembers {taken}")
