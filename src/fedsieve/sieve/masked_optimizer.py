@@ -155,9 +155,10 @@ class MaskedOptimizer(torch.optim.Optimizer):
             positions.append(there.cpu())
             for name, key in self.remembers.items():
                 numbers = state[key].to(parameter.device)
-                if numbers.ndim == 0:
-                    numbers = numbers.expand(int(there.count_nonzero()))
-                vectors[name].append(numbers.flatten() if selection.held is None else numbers[there])
+                if numbers.ndim == 0:  # one for all
+                    vectors[name].append(numbers.expand(int(there.count_nonzero())))
+                else:
+                    vectors[name].append(numbers.flatten() if selection.held is None else numbers[there])
         if not any(vectors.values()):
             return {}
         exported = {name: self._joined(name, parts) for name, parts in vectors.items()}
