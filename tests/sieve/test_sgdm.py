@@ -519,6 +519,11 @@ def test_wrong_settings(wrong: dict[str, Any]) -> None:
         SparseSGDM(draw().items(), **wrong)
 
 
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match="clip"):
+        SparseSGDM(draw().items(), lr=0.1, clip=1.0)  # type: ignore[call-arg]
+
+
 def test_parameters_in_another_memory_order_are_refused() -> None:
     layer = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
     mask = Mask.full(shapes_of(layer.named_parameters()))

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterator
 from itertools import count
-from typing import Any, ClassVar, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ MomentumPolicy = Literal["reset", "carry", "leak"]  # what becomes of the moment
 
 
 class GradientSettings(TypedDict, total=False):
-    """What every optimizer here can do with gradients before its step."""
+    """The keyword arguments that every optimizer under a mask has."""
 
     clip_norm: float | None  # to which the gradient of all active weights is clipped
     rescale: bool  # whether gradients are divided by the mask's density
@@ -39,18 +39,26 @@ class MaskedOptimizer(torch.optim.Optimizer):
     on, and copies of the optimizer, are not supported.
     """
 
-    # What a step remembers of each weight, called momentum below: the names of exported vectors, and in `self.state`.
+    # What is kept for each active weight, called its momentum below: the names in exported states and in `self.state`.
     remembers: ClassVar[dict[str, str]]
-    shared: ClassVar[frozenset[str]] = frozenset()  # those that are one number for all weights, as long as they agree
+    shared: ClassVar[frozenset[str]] = frozenset()  # of these: one number for all weights, while they have the same
     policies: ClassVar[tuple[MomentumPolicy, ...]] = ("reset", "carry")
 
     def __init__(
-        self, params: ParamsT, mask: Mask | None, defaults: dict[str, Any], **more: Unpack[GradientSettings]
+        self,
+        params: ParamsT,
+        mask: Mask | None,
+        defaults: dict[str, Any],
+        *,
+        clip_norm: float | None = None,
+        rescale: bool = False,
+        dense: Collection[str] = (),
+        penalty: Penalty | None = None,
+        correction: Correction | None = None,
     ) -> None:
         super().__init__(params, defaults)
-        self.clip_norm, self.rescale = more.get("clip_norm"), more.get("rescale", False)
-        self.dense = more.get("dense", ())
-        self.penalty, self.correction = more.get("penalty"), more.get("correction")
+        self.clip_norm, self.rescale, self.dense = clip_norm, rescale, dense
+        self.penalty, self.correction = penalty, correction
         self._names = dict(
             zip((one for _, one in self._parameters()), self._given_names() or map(str, count()), strict=False)
         )
@@ -166,7 +174,7 @@ class MaskedOptimizer(torch.optim.Optimizer):
 
     def _joined(self, name: str, parts: list[Tensor]) -> Tensor:
         ends = [end for part in parts for end in part.aminmax()] if name in self.shared else []
-        return parts[0][:1].clone() if ends and min(ends) == max(ends) else torch.cat(parts)
+        return parts[0][0].reshape(1).clone() if ends and min(ends) == max(ends) else torch.cat(parts)
 
     @torch.no_grad()
     def import_momentum(self, state: dict[str, Tensor], momentum: MomentumPolicy = "carry") -> None:
