@@ -33,6 +33,7 @@ bench-parts: .venv/installed
 	$(BIN)/python bench/wire.py
 	$(BIN)/python bench/drift.py
 	$(BIN)/python bench/sieve.py
+	$(BIN)/python bench/optimizers.py
 	$(BIN)/python bench/precision.py
 
 .venv/bin/python:

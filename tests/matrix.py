@@ -41,6 +41,8 @@ CHOICES: dict[str, dict[str, Settings]] = {  # what each name changes in the pha
         "momentum": {},
         "nesterov": {"nesterov": True},
         "momentum carried": {"optimizer_state": "carry"},
+        "adamw": {"optimizer": "adamw"},
+        "adamw carried": {"optimizer": "adamw", "optimizer_state": "carry"},
     },
     "mask": {
         "none": {},

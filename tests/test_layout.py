@@ -29,8 +29,18 @@ LAYERS = [
     ["cli"],
     ["__main__"],
 ]
-REGISTRIES = [f"federate.{slot}" for slot in ("methods", "aggregators", "server_optimizers", "selection")]
-SIEVE = {"config.mask_settings", "errors", "files.atomic", "model.flat", "model.vit", "sieve"}
+SLOTS = ("methods", "aggregators", "server_optimizers", "local_optimizers", "selection")
+REGISTRIES = [f"federate.{slot}" for slot in SLOTS]
+SIEVE = {
+    "config.mask_settings",
+    "config.refusals",
+    "config.settings",
+    "errors",
+    "files.atomic",
+    "model.flat",
+    "model.vit",
+    "sieve",
+}
 
 
 def module_name(path: Path) -> str:
@@ -94,7 +104,7 @@ def test_no_module_is_imported_by_what_it_imports() -> None:
 
 
 def test_the_sieve_works_without_the_rest() -> None:
-    """It is offered as a library of its own: masks and SparseSGDM for any torch module."""
+    """It is offered as a library of its own: masks and optimizers under them for any torch module."""
     for module in MODULES:
         if module.startswith("sieve"):
             for imported in imports(module):

@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedsieve.config.experiment_file import load_experiment, parse_experiment
     from fedsieve.experiment import run
+    from fedsieve.sieve.adamw import SparseAdamW
     from fedsieve.sieve.calibrate import calibrate
     from fedsieve.sieve.mask import Mask
     from fedsieve.sieve.sgdm import SparseSGDM
 
 __version__ = "0.1.0"
-__all__ = ["Mask", "SparseSGDM", "calibrate", "load_experiment", "parse_experiment", "run"]
+__all__ = ["Mask", "SparseAdamW", "SparseSGDM", "calibrate", "load_experiment", "parse_experiment", "run"]
 
 PLACES = {
     "Mask": "sieve.mask",
+    "SparseAdamW": "sieve.adamw",
     "SparseSGDM": "sieve.sgdm",
     "calibrate": "sieve.calibrate",
     "load_experiment": "config.experiment_file",

@@ -103,6 +103,19 @@ def test_reads_what_it_says() -> None:
             )
         ),
         ("lr: 1e-3", "lr: 1e-3, nesterov: true, momentum: 0.0", "nesterov needs a momentum above 0"),
+        ("lr: 1e-3", "lr: 1e-3, optimizer: adam", "local.optimizer is 'adam'; use sgd or adamw; did you mean 'adamw'?"),
+        *(
+            ("lr: 1e-3", f"lr: 1e-3, optimizer: {{adamw: {{{given}}}}}", f"adamw.{key} is {wrong}")
+            for given, key, wrong in (
+                ("beta1: 1", "beta1", "1; it should be less than 1"),
+                ("beta2: -0.1", "beta2", "-0.1; it should be greater than or equal to 0"),
+                ("eps: 0", "eps", "0; it should be greater than 0"),
+            )
+        ),
+        *(
+            ("lr: 1e-3", f"lr: 1e-3, optimizer: adamw, {key}: {value}", f"{key} belongs to optimizer: sgd")
+            for key, value in (("momentum", 0.5), ("nesterov", "true"))
+        ),
         ("seed: 1", "seed: 1\nseed: 2", "my.yaml, line 2: 'seed' is given twice"),
         ("seed: 1", "seed: [1", "my.yaml, line 2: this is not YAML"),
         ("seed: 1", "threads: 0", "threads: use auto or a whole number from 1 to 1024"),
@@ -202,6 +215,17 @@ def test_resolving_settles_what_is_open() -> None:
     assert federated.phases[0].optimizer_state == "reset" and federated.data.image_size == 64
     assert federated.device in ("cpu", "cuda") and federated.threads >= 1
     assert federated.resolved() == federated
+
+
+def test_adamw_is_read_as_it_is_written() -> None:
+    """With every default filled in, momentum included, which is not AdamW's."""
+    experiment = parse_experiment(FILE, "f", ["phases.*.local.optimizer=adamw"])
+    assert experiment.phases[0].local.optimizer_arguments["betas"] == (0.9, 0.999)
+    kept = experiment.resolved().to_yaml()
+    assert "momentum: 0.9" in kept and parse_experiment(kept) == experiment.resolved()
+    masked = ["phases.*.local.optimizer=adamw", "phases.0.mask={sparsity: 0.9, refresh: round, momentum: leak}"]
+    refused = "phases.0.local.optimizer: adamw does not go with mask.momentum: leak: frozen weights have no"
+    assert refused in error_of(FILE, *masked)
 
 
 def test_a_name_alone_means_its_defaults() -> None:

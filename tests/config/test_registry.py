@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from fedsieve.config.experiment_file import load_experiment
-from fedsieve.config.registry import NoSettings, Registry, choice, settings_of
+from fedsieve.config.registry import NoSettings, Registry, choice, settings_class, settings_of
 from fedsieve.config.settings import Count, Settings, option
 
 
@@ -89,16 +89,18 @@ def test_a_part_is_imported_when_it_is_used() -> None:
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == expected
 
 
-def test_the_parts_of_an_experiment_have_no_settings_by_default() -> None:
+def test_default_parts_need_no_settings_and_all_have_a_docstring() -> None:
     """Else an experiment could not be read without importing them."""
     from fedsieve.federate.aggregators import AGGREGATORS
+    from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
     from fedsieve.federate.methods import METHODS
     from fedsieve.federate.selection import SELECTIONS
     from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 
-    for registry in (METHODS, AGGREGATORS, SELECTIONS, SERVER_OPTIMIZERS):
-        assert getattr(registry[registry.default], "Settings", NoSettings) is NoSettings
+    for registry in (METHODS, AGGREGATORS, SELECTIONS, SERVER_OPTIMIZERS, LOCAL_OPTIMIZERS):
+        assert settings_class(registry[registry.default])() is not None  # all of them have defaults
         assert all(part.__doc__ for part in registry.values())
     experiment = load_experiment("digits-iid")
     assert (experiment.phases[0].method, experiment.phases[0].aggregate) == (METHODS.default, AGGREGATORS.default)
     assert experiment.clients.select == SELECTIONS.default
+    assert experiment.phases[0].local.optimizer == LOCAL_OPTIMIZERS.default

@@ -91,6 +91,11 @@ CASES = {
     "a mask for each epoch": [
         edit("rule: random, refresh: epoch, momentum: leak", "epochs: 2, batch_size: 8, lr: 0.1")
     ],
+    "AdamW that is carried": [
+        edit("rule: random, refresh: epoch, momentum: carry", "epochs: 2, batch_size: 32, lr: 0.01, optimizer: adamw"),
+        "phases.*.optimizer_state=carry",
+        "clients.fraction=1.0",
+    ],
     "in secret": [edit("scope: federated"), "clients.secure=zero_sum"],
     "ridge, mixing, cached tokens": [
         "model.head={ridge: {penalty: 1.0}}",

@@ -12,7 +12,9 @@ import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor, nn
 
+from fedsieve.config.local_settings import LocalSettings
 from fedsieve.config.schema import Experiment
+from fedsieve.config.settings import option
 from fedsieve.context import RunContext
 from fedsieve.errors import InputError, MachineError, RunError
 from fedsieve.experiment import evaluate_run, run
@@ -34,7 +36,7 @@ def weights(folder: Path) -> torch.Tensor:
     return FlatModel(load_classifier(folder)).vector
 
 
-def scheduler_of(name: str, optimizer: torch.optim.SGD, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+def scheduler_of(name: str, optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
     """Torch's own schedulers, stepped after each batch."""
     schedulers = torch.optim.lr_scheduler
     if name == "cosine":
@@ -44,8 +46,17 @@ def scheduler_of(name: str, optimizer: torch.optim.SGD, steps: int) -> torch.opt
     )
 
 
+def optimizer_like(local: LocalSettings, trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Torch's own."""
+    if option(local.optimizer) == "adamw":
+        given = local.optimizer.adamw
+        betas = given.beta1, given.beta2
+        return torch.optim.AdamW(trained, local.lr, betas, given.eps, local.weight_decay, foreach=False)
+    return torch.optim.SGD(trained, local.lr, local.momentum, 0, local.weight_decay, local.nesterov)
+
+
 def plain_torch(settings: Experiment) -> torch.Tensor:
-    """Centralized training as in a notebook: torch.optim.SGD, its schedulers, no fedsieve loop."""
+    """Centralized training as in a notebook: torch's optimizers and schedulers, no fedsieve loop."""
     settings = settings.resolved()
     context = RunContext(settings, Callback())
     model, data = context.classifier, context.data.train
@@ -57,9 +68,7 @@ def plain_torch(settings: Experiment) -> torch.Tensor:
         for parameter in model.parameters():
             parameter.requires_grad_(any(parameter is one for one in trained))
         local = phase.local
-        optimizer = torch.optim.SGD(
-            trained, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, nesterov=local.nesterov
-        )
+        optimizer = optimizer_like(local, trained)
         order = [
             batch
             for round in range(1, phase.rounds + 1)
@@ -78,11 +87,14 @@ def plain_torch(settings: Experiment) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "constant"])
-@pytest.mark.parametrize("nesterov, clip", [("false", "null"), ("true", "0.5")])
+@pytest.mark.parametrize(
+    ("key", "clip"),
+    [("nesterov=false", "null"), ("nesterov=true", "0.5"), ("optimizer={adamw: {beta2: 0.99, eps: 0.001}}", "0.5")],
+)
 def test_one_client_is_a_plain_torch_loop(
-    experiment: Maker, tmp_path: Path, schedule: str, nesterov: str, clip: str
+    experiment: Maker, tmp_path: Path, schedule: str, key: str, clip: str
 ) -> None:
-    changes = [f"phases.{i}.local.{key}" for i in (0, 1) for key in (f"schedule={schedule}", f"nesterov={nesterov}")]
+    changes = [f"phases.*.local.{change}" for change in (f"schedule={schedule}", key)]
     settings = experiment("clients.count=1", "clients.fraction=1.0", *changes, f"phases.1.local.clip_norm={clip}")
     run(settings, tmp_path / "run")
     ours, plain = weights(tmp_path / "run"), plain_torch(settings)

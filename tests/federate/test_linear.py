@@ -50,21 +50,28 @@ def client(samples: int, width: int, classes: int) -> ClientData:
     classes=st.sampled_from([2, 7, 10, 100]),
     batch=st.integers(1, 20),
     length=st.sampled_from([{"epochs": 1}, {"epochs": 3}, {"steps": 1}, {"steps": 7}]),
-    momentum=st.sampled_from([(0.0, False), (0.9, False), (0.9, True)]),
+    optimizer=st.sampled_from(
+        [
+            {"momentum": 0.0},
+            {"momentum": 0.9},
+            {"nesterov": True},
+            {"optimizer": "adamw"},
+            {"optimizer": {"adamw": {"beta1": 0.5, "beta2": 0.9, "eps": 1e-3}}},
+        ]
+    ),
     weight_decay=st.sampled_from([0.0, 1e-4, 0.1]),
     clip_norm=st.sampled_from([None, 0.1, 100.0]),
     schedule=st.sampled_from(["constant", "cosine"]),
     method=st.sampled_from(["plain", "penalty", "correction"]),
 )
 def test_the_same_bits(
-    samples, width, classes, batch, length, momentum, weight_decay, clip_norm, schedule, method
+    samples, width, classes, batch, length, optimizer, weight_decay, clip_norm, schedule, method
 ) -> None:
     local = LocalSettings(
         **length,
         batch_size=batch,
         lr=0.3,
-        momentum=momentum[0],
-        nesterov=momentum[1],
+        **optimizer,
         weight_decay=weight_decay,
         clip_norm=clip_norm,
         schedule=schedule,

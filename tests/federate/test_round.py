@@ -27,6 +27,7 @@ from fedsieve.wire import Message, Vector, decode, encode
 from listeners import Listener
 
 Maker = Callable[..., Experiment]
+ADAMW = "phases.*.local.optimizer=adamw"
 HEADERS = 1000  # more bytes than the headers of one client's messages take
 
 
@@ -216,6 +217,7 @@ def test_rounded_values_have_their_true_effect(experiment: Maker, tmp_path: Path
         ["wire.values=int8"],
         ["phases.*.method={fisher_mixing: {fisher: {samples: 20}}}"],
         ["phases.1.optimizer_state=carry", "phases.0.optimizer_state=carry"],
+        [edit("rule: random, refresh: round, momentum: carry", rounds=5), ADAMW, "phases.*.optimizer_state=carry"],
         [edit("scope: federated", rounds=5)],
         [edit("scope: federated, refresh: round", rounds=5)],
         [edit("scope: server", rounds=5), "clients.secure=zero_sum"],
@@ -245,6 +247,12 @@ def test_clients_that_remember_say_how_much(experiment: Maker, tmp_path: Path) -
     said = [note for note in listener.notes if "remembers" in note]
     assert len(said) == 2 and f"{head / 1000:.1f} kB on disk" in said[0]
     assert f"{6 * everything / 1e6:.1f} MB once all 6" in said[1]
+    for mask, numbers in (("null", 2), ("{sparsity: 0.5, rule: random, refresh: round, momentum: carry}", 3)):
+        listener = Listener()
+        changes = ["phases.1.optimizer_state=carry", "phases.1.train=head", f"phases.1.mask={mask}"]
+        run(experiment(ADAMW, *changes), tmp_path / f"adamw-{numbers}", callback=listener)
+        (note,) = (note for note in listener.notes if "remembers" in note)
+        assert f"remembers {numbers * head / 1000:.1f} kB on disk" in note
     plain = Listener()
     run(experiment(), tmp_path / "plain", callback=plain)
     assert not [note for note in plain.notes if "remembers" in note]

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,9 +13,23 @@ from torch import Tensor, nn
 
 from fedsieve.errors import InputError
 from fedsieve.sieve.mask import Mask, shapes_of
-from fedsieve.sieve.sgdm import Selection, SparseSGDM
+from fedsieve.sieve.sgdm import SparseSGDM
+from fedsieve.sieve.weight_selection import Selection
+from masked_tensors import (
+    MASKS,
+    REDRAWN,
+    SHAPES,
+    Parameters,
+    draw,
+    give,
+    gradients,
+    mask_of,
+    mixed_mask,
+    random_mask,
+    row_mask,
+    same,
+)
 
-SHAPES = {"one": (1,), "single": (), "odd": (7, 13), "vector": (67,), "patches": (5, 3, 4, 4), "wide": (33, 129)}
 OPTIONS: list[dict[str, Any]] = [
     {"lr": 0.1},
     {"lr": 0.03, "weight_decay": 0.01},
@@ -24,62 +37,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"lr": 0.013, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.02},
     {"lr": 0.1, "momentum": 0.7, "nesterov": True, "weight_decay": 0.05},
 ]
-Parameters = dict[str, nn.Parameter]
-
-
-def draw(seed: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Parameters:
-    generator = torch.Generator().manual_seed(seed)
-    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in shapes.items()}
-
-
-def gradients(steps: int, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Iterator[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(steps):
-        yield {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-def give(parameters: Parameters, gradient: dict[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        parameter.grad = gradient[name].clone()
-
-
-def mask_of(active: dict[str, Tensor]) -> Mask:
-    shapes = {name: tuple(one.shape) for name, one in active.items()}
-    return Mask.pack(shapes, torch.cat([one.flatten() for one in active.values()]))
-
-
-def random_mask(density: float, seed: int = 2, shapes: dict[str, tuple[int, ...]] = SHAPES) -> Mask:
-    generator = torch.Generator().manual_seed(seed)
-    return mask_of({name: torch.rand(shape, generator=generator) < density for name, shape in shapes.items()})
-
-
-def row_mask(shapes: dict[str, tuple[int, ...]] = SHAPES) -> Mask:
-    """Every third row of tensors that have rows, nothing of the others."""
-    active = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in shapes.items()}
-    for one in active.values():
-        if one.ndim > 1:
-            one[::3] = True
-    return mask_of(active)
-
-
-def mixed_mask() -> Mask:
-    """All kinds of selections side by side."""
-    sparse, dense, rows = random_mask(0.2), random_mask(0.9), row_mask()
-    kinds = {"one": sparse, "single": Mask.full(SHAPES), "odd": rows, "vector": dense, "patches": sparse, "wide": dense}
-    return mask_of({name: kinds[name][name] for name in SHAPES})
-
-
-MASKS: dict[str, Callable[[], Mask]] = {
-    "single weights": lambda: random_mask(0.15),
-    "mostly active": lambda: random_mask(0.85),
-    "rows": row_mask,
-    "mixed": mixed_mask,
-    "empty": lambda: Mask.empty(SHAPES),
-}
-
-
-def same(one: Parameters, other: Parameters) -> bool:
-    return all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -306,14 +263,6 @@ def test_a_penalty_is_clipped_and_a_correction_is_not(kind: str, clip_norm: floa
             theirs[name] -= 0.1 * velocity[name]
     for name in SHAPES:
         torch.testing.assert_close(ours[name].detach(), theirs[name], rtol=1e-5, atol=1e-6)
-
-
-REDRAWN = {
-    "single weights": lambda: [random_mask(0.2, seed) for seed in range(4)],
-    "mostly active": lambda: [random_mask(0.9, seed) for seed in range(4)],
-    "rows and others": lambda: [row_mask(), random_mask(0.2), Mask.empty(SHAPES), row_mask(), Mask.full(SHAPES)],
-    "union grows to most": lambda: [random_mask(0.6, 0), random_mask(0.6, 1), random_mask(0.02, 2), mixed_mask()],
-}
 
 
 @pytest.mark.parametrize("kind", REDRAWN)
@@ -568,6 +517,11 @@ def test_training_does_not_wait_for_torch_to_import_its_compiler() -> None:
 def test_wrong_settings(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"negative|nesterov"):
         SparseSGDM(draw().items(), **wrong)
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match="clip"):
+        SparseSGDM(draw().items(), lr=0.1, clip=1.0)  # type: ignore[call-arg]
 
 
 def test_parameters_in_another_memory_order_are_refused() -> None:

@@ -79,8 +79,10 @@ def choice(registry: Registry) -> Any:
         if not isinstance(value, str | dict | Settings) or name not in registry:
             expected = " or ".join(f"'{one}'" for one in registry)
             raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
-        if isinstance(value, Settings) or value == registry.default:
+        if isinstance(value, Settings):
             return value
+        if value in (registry.default, {registry.default: None}, {registry.default: {}}):
+            return registry.default
         settings = settings_class(registry[name])
         given = {name: {}} if isinstance(value, str) else {**value, name: {} if value[name] is None else value[name]}
         group = _group(name, settings).model_validate(given)

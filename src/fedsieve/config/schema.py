@@ -23,6 +23,7 @@ from fedsieve.config.settings import Count, FromList, Processes, Repeats, Settin
 from fedsieve.config.wire_settings import WireSettings
 from fedsieve.errors import InputError
 from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
 from fedsieve.federate.methods import METHODS
 from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 
@@ -56,6 +57,7 @@ SLOTS: dict[str, Registry] = {  # of a phase, by key
     "method": METHODS,
     "aggregate": AGGREGATORS,
     "server_optimizer": SERVER_OPTIMIZERS,
+    "local.optimizer": LOCAL_OPTIMIZERS,
 }
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]

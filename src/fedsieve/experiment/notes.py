@@ -8,6 +8,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.errors import InputError
 from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
 from fedsieve.federate.traffic import size
 from fedsieve.files.memory import must_fit
 from fedsieve.phase import Phase
@@ -69,8 +70,15 @@ def remembered(experiment: Experiment, phase: Phase) -> int:
     if experiment.wire.values == "int8" and not experiment.clients.zero_sum:
         each += 4 * sum(replies.values())
     if phase.settings.optimizer_state == "carry":
-        each += 4 * phase.scope.weights
+        each += momentum_size(phase)
     return each
+
+
+def momentum_size(phase: Phase) -> int:
+    """Bytes of momentum that a client carries from round to round, if no weight in scope is frozen."""
+    optimizer, mask = LOCAL_OPTIMIZERS[option(phase.settings.local.optimizer)], phase.settings.mask
+    differs = mask is not None and mask.refresh != "once" and mask.momentum_policy != "reset"  # from weight to weight
+    return 4 * phase.scope.weights * (len(optimizer.remembers) - (0 if differs else len(optimizer.shared)))
 
 
 def kept_masks(phase: Phase) -> int:

@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from fedsieve.config.local_settings import LocalSettings
+from fedsieve.config.settings import option
 from fedsieve.federate.batches import batches, learning_rate, number_of_steps
-from fedsieve.federate.types import LocalSetup, Task
+from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
+from fedsieve.federate.types import LocalSetup, State, Task
 from fedsieve.observe.profile import section
-from fedsieve.sieve.sgdm import Correction, Penalty
+from fedsieve.sieve.masked_optimizer import Correction, Penalty
 
 MEAN, NO_CLASS_IGNORED = 1, -100  # arguments of torch's operations for the usual cross-entropy
 
@@ -39,7 +41,8 @@ def train_linear(
     bias_at = len(start) - setup.scope.entries[-1].shape[0]
     trained = start.clone()
     weight, bias = trained[:bias_at].view(setup.scope.entries[0].shape), trained[bias_at:]
-    momenta: list[Tensor] = []
+    advance, group = LOCAL_OPTIMIZERS[option(local.optimizer)].advance, local.optimizer_arguments
+    states: tuple[State, State] = ({}, {})
     total, seen, step, rates = torch.zeros((), device=start.device), 0, 0, 0.0
     steps = number_of_steps(len(data), local)
     for epoch in batches(len(data), local, setup.seed, broadcast.phase, broadcast.round, data.client):
@@ -63,12 +66,13 @@ def train_linear(
                 gradients = _clipped(gradients, local)
                 if correction is not None:
                     gradients = [one.add(correction(name, _all)) for name, one in zip(names, gradients, strict=True)]
-                rate = learning_rate(local, broadcast.round, broadcast.rounds, step / steps)
-                _descend((weight, bias), gradients, momenta, local, rate)
+                group["lr"] = learning_rate(local, broadcast.round, broadcast.rounds, step / steps)
+                for own, gradient, state in zip((weight, bias), gradients, states, strict=True):
+                    advance(own, gradient, state, group, _all)
             total += loss * len(positions)
             seen += len(positions)
             step += 1
-            rates += rate
+            rates += group["lr"]
     return trained, float(total) / seen, rates
 
 
@@ -82,24 +86,3 @@ def _clipped(gradients: list[Tensor], local: LocalSettings) -> list[Tensor]:
         return gradients
     shrink = (local.clip_norm / (get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
     return [one.mul(shrink) for one in gradients]
-
-
-def _descend(
-    weights: tuple[Tensor, Tensor], gradients: list[Tensor], momenta: list[Tensor], local: LocalSettings, rate: float
-) -> None:
-    """A step of torch.optim.SGD, operation by operation; `momenta` is empty before the first."""
-    if local.weight_decay != 0:
-        gradients = [one.add(own, alpha=local.weight_decay) for one, own in zip(gradients, weights, strict=True)]
-    if local.momentum != 0:
-        if momenta:
-            for momentum, gradient in zip(momenta, gradients, strict=True):
-                momentum.mul_(local.momentum).add_(gradient)
-        else:
-            momenta += [one.clone() for one in gradients]
-        if local.nesterov:
-            pairs = zip(gradients, momenta, strict=True)
-            gradients = [one.add(momentum, alpha=local.momentum) for one, momentum in pairs]
-        else:
-            gradients = momenta
-    for own, step in zip(weights, gradients, strict=True):
-        own.add_(step, alpha=-rate)

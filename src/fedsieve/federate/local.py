@@ -1,4 +1,4 @@
-"""Local training: SGD at one client in one round, from the weights that it is given.
+"""Local training: SGD or AdamW at one client in one round, from the weights that it is given.
 
 All methods that train by gradients call `sgd`. What a method adds to it is an argument:
 
@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fedsieve.config.settings import option
 from fedsieve.errors import RunError
 from fedsieve.federate.batches import batches, learning_rate, number_of_steps
 from fedsieve.federate.linear import is_linear, train_linear
+from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
 from fedsieve.federate.types import LocalSetup, State, Task, Update, touched_positions
 from fedsieve.model.precision import forward
 from fedsieve.observe.profile import section
 from fedsieve.randomness import seed_layers, torch_generator
 from fedsieve.sieve.mask import Mask, unpacked
+from fedsieve.sieve.masked_optimizer import Correction, MaskedOptimizer, Penalty
 from fedsieve.sieve.rows import only_active
-from fedsieve.sieve.sgdm import Correction, Penalty, SparseSGDM
-
-MOMENTUM = ("momentum", "mask")  # what `SparseSGDM.export_momentum` gives
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,12 @@ def sgd(
     penalty: Penalty | None = None,
     correction: Correction | None = None,
 ) -> Trained:
-    """Train from `start`, with momentum from `mine` if the client has carried any.
+    """Train from `start` by the phase's optimizer, with momentum from `mine` if the client has carried any.
 
     If the phase trains one linear layer on fixed features, `train_linear` gives the same bits faster.
     """
-    setup, momentum = task.setup, {name: one for name, one in (mine or {}).items() if name in MOMENTUM}
+    setup, optimizer_class = task.setup, LOCAL_OPTIMIZERS[option(task.setup.local.optimizer)]
+    momentum = {name: one for name, one in (mine or {}).items() if name in (*optimizer_class.remembers, "mask")}
     if is_linear(setup) and not momentum:
         weights, mean_loss, rate = train_linear(task, start, penalty, correction)
         return Trained(weights, mean_loss, rates=((None, rate),))
@@ -64,13 +65,10 @@ def sgd(
     mask = touched = masks.mask(data, broadcast) if masks is not None else None
     scope.write(start)
     seed_layers(setup.seed, "dropout", *address)
-    optimizer = SparseSGDM(
+    optimizer: MaskedOptimizer = optimizer_class(
         scope.named.items(),
         mask,
-        lr=local.lr,
-        momentum=local.momentum,
-        weight_decay=local.weight_decay,
-        nesterov=local.nesterov,
+        **local.optimizer_arguments,
         clip_norm=local.clip_norm,
         rescale=masks is not None and masks.settings.rescale,
         dense=scope.dense,

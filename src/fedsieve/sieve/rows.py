@@ -28,7 +28,7 @@ def only_active(network: nn.Module, parameters: Mapping[str, nn.Parameter], mask
 
     Parameters without an active weight, or unknown to the mask, do not require a gradient, so the backward pass
     ends at the earliest active tensor. A Linear layer of which whole rows are active gets the gradient of just
-    these rows, as a sparse tensor (`SparseSGDM` takes it as it is). With either, a compiled network runs as it is
+    these rows, as a sparse tensor (`MaskedOptimizer` takes it as it is). With either, a compiled network runs as it is
     written, since every mask would have it compiled again.
     """
     counts = mask.counts()

@@ -111,7 +111,8 @@ class FedAvg:
     def train(self, task: Task, mine: State) -> tuple[Update, State]:
         """A client's update, and its state for its next round.
 
-        A state is kept on the CPU. The names `momentum`, `mask` and `residual…` are taken (`sgd`, `Transport`).
+        A state is kept on the CPU. Names of optimizers' states (`momentum`, `exp_avg`, `exp_avg_sq`, `step`, `mask`)
+        are taken, and those that begin with `residual` (`Transport`).
         """
         trained = sgd(task, task.broadcast.weights, mine)
         return update_of(task, trained), trained.momentum
