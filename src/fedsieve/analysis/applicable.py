@@ -1,4 +1,4 @@
-"""Which settings of an experiment have an effect: a random mask needs no Fisher information, and a dense phase no mask."""
+"""Which settings of an experiment have an effect: those of Fisher information have none on a random mask."""
 
 from typing import Any
 
@@ -9,18 +9,7 @@ from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.config.schema import Experiment
 
 UNIMPORTANT = {"workers", "threads", "track", "expect"}  # the outcome does not depend on them
-CHOICE = (
-    "rule",
-    "sparsity",
-    "calibration_rounds",
-    "damping",
-    "fisher",
-    "scope",
-    "draw",
-    "unit",
-    "across",
-    "keep_alive",
-)
+CHOOSING = ["rule", "sparsity", "calibration_rounds", "damping", "fisher", "scope", "draw", "unit", "across"]
 
 
 def applicable(experiment: Experiment) -> dict[str, Any]:
@@ -46,7 +35,7 @@ def _without_effect(experiment: Experiment) -> list[str]:
 def _without_effect_in_mask(mask: MaskSettings) -> list[str]:
     """As docs/sieve.md explains them."""
     if mask.file is not None:
-        return [*CHOICE, "refresh", "momentum"]
+        return [*CHOOSING, "keep_alive", "refresh", "momentum"]
     found = []
     if mask.refresh == "once":
         found.append("momentum")

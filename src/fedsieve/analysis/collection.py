@@ -167,18 +167,19 @@ def about_data(runs: Sequence[Run]) -> list[str]:
 
 def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A short name for each group: where its runs lie, below the folder that holds all of them, less the seed."""
-    everything = [run.path.resolve() for group in groups for run in group]
+    place = {run.path: Path(os.path.abspath(run.path)) for group in groups for run in group}  # a link has a name, too
+    everything = list(place.values())
     if not everything:
         return []
     root = everything[0].parent if len(everything) == 1 else Path(os.path.commonpath(everything))
     names = []
     for group in groups:
-        labels = [str(run.path.resolve().relative_to(root)) for run in group]
+        labels = [str(place[run.path].relative_to(root)) for run in group]
         bare = list(dict.fromkeys(SEED.sub("", label) for label in labels))
         names.append(bare[0] if len(bare) == 1 else f"{labels[0]} and {len(labels) - 1} more")
     names = [root.name if name in ("", ".") else name for name in names]
     repeated = {name for name, count in Counter(names).items() if count > 1}
-    paths = [str(group[0].path.resolve().relative_to(root)) for group in groups]
+    paths = [str(place[group[0].path].relative_to(root)) for group in groups]
     return [path if name in repeated else name for name, path in zip(names, paths, strict=True)]
 
 

@@ -123,11 +123,8 @@ def _baseline(groups: Sequence[Group], keys: Sequence[str], conditions: Sequence
         word, sign, text = condition.partition("=")
         fits = [key for key in keys if key == word] or [key for key in keys if key.endswith(f".{word}")]
         if not sign or len(fits) != 1:
-            choice = f"one of {', '.join(keys)} or a group: " if keys else ""
-            choice += ", ".join(group.name for group in groups)
-            raise InputError(
-                f"--baseline '{condition}' is no group and no key=value of what groups differ in; use {choice}"
-            )
+            choice = ", ".join(named) + (f", or a value of {', '.join(keys)}" if keys else "")
+            raise InputError(f"--baseline '{condition}' is no group, and no key=value that tells one; use {choice}")
         value = as_text(parse_value(text, f"--baseline '{condition}'"))
         there = dict.fromkeys(group.values[fits[0]] for group in groups)
         if value not in there:

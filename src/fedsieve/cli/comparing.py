@@ -14,12 +14,12 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or with runs in them.")],
     by: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Group by this setting, or by its end; default: by all that differ."),
+        typer.Option(metavar="KEY", help="Group by this setting (its end will do); default: all that differ."),
     ] = None,
     metric: Annotated[str, typer.Option(metavar="NAME", help="The figure that is tested.")] = "test_accuracy",
     baseline: Annotated[
         list[str] | None,
-        typer.Option(metavar="GROUP", help="What to compare with: a name or KEY=VALUE; default: the first."),
+        typer.Option(metavar="GROUP", help="What to compare with: a name, or KEY=VALUE; default: the first."),
     ] = None,
     to_csv: Annotated[
         Path | None, typer.Option("--csv", callback=reachable, metavar="FILE", help="Also write it as CSV.")

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedsieve import __version__
 from fedsieve.analysis.collection import Run, about_data, differing, grouped, names_of, without_repeats, worth_showing
-from fedsieve.analysis.report.figures import figure, short
+from fedsieve.analysis.report.figures import Figure, figure, short
 from fedsieve.analysis.report.phase_gains import phase_gains
 from fedsieve.analysis.statistics import interval
 from fedsieve.config.dotted import as_text
@@ -72,9 +72,7 @@ def described_group(
         "state": states[0] if len(set(states)) == 1 else some,
         "finished": not unfinished,
         "figures": {key: figure([result[key] for result in results]) for key in FIGURES},
-        "latest": None
-        if results
-        else {key: figure([run.latest[key] for run in runs if run.metrics]) for key in FIGURES},
+        "latest": None if results else latest_of(runs),
         "gains": phase_gains(runs),
         "phases": phases_of(max(lines, key=len)),
         "curves": {key: curve(lines, lambda line, key=key: line.get(key)) for key in CURVES},  # type: ignore[misc]
@@ -91,10 +89,19 @@ def described_group(
     }
 
 
+def latest_of(runs: Sequence[Run]) -> dict[str, Figure | None]:
+    """The figures of runs that are not finished, as they stand."""
+    begun = [run.latest for run in runs if run.metrics]
+    return {key: figure([latest[key] for latest in begun]) for key in FIGURES}
+
+
 def curve(
     runs: Sequence[list[dict[str, Any]]], value: Callable[[dict[str, Any]], float | None]
 ) -> dict[str, list[Any]] | None:
-    """A value by round, over the runs that have it: `x` rounds of all phases counted on, `y` means, `margin`, `n`."""
+    """A value by round, over the runs that have it: `x` rounds of all phases counted on, `y` means.
+
+    With several runs also `n`, how many have it, and `margin`, half the interval's width.
+    """
     by_round: dict[int, list[float]] = {}
     for lines in runs:
         for place, line in enumerate(lines, start=1):
@@ -105,8 +112,9 @@ def curve(
     rounds = thinned(sorted(by_round))
     means = [interval(by_round[place]) for place in rounds]
     margins = [None if mean.margin is None else short(mean.margin) for mean in means]
-    found_in = [mean.count for mean in means]
-    curve: dict[str, list[Any]] = {"x": rounds, "y": [short(mean.mean) for mean in means], "n": found_in}
+    curve: dict[str, list[Any]] = {"x": rounds, "y": [short(mean.mean) for mean in means]}
+    if len(runs) > 1:
+        curve["n"] = [mean.count for mean in means]
     return {**curve, "margin": margins} if any(margin is not None for margin in margins) else curve
 
 

@@ -125,6 +125,7 @@ def comparison_table(comparison: "Comparison") -> Table:
     keys = comparison.shown
     title = "mean ± 95% interval" + (f" by {', '.join(keys)}" if keys else "")
     table = columns_of([*(short(keys) or ["runs"]), "n", *shown], title)
+    table.columns[0].overflow = "fold"
     for group in comparison.groups:
         cells = [*_beginning(group, keys), str(len(group.runs))]
         for name, show in shown.values():
@@ -150,6 +151,7 @@ def differences_table(comparison: "Comparison") -> Table:
     )
     title = f"{metric.replace('_', ' ')} less that of {comparison.baseline.name}"
     table = columns_of([*(short(keys) or ["runs"]), "pairs", "difference", "p", "p (Holm)"], title)
+    table.columns[0].overflow = "fold"
     for group in comparison.groups:
         if group is comparison.baseline:
             continue
