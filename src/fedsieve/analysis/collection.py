@@ -167,7 +167,8 @@ def about_data(runs: Sequence[Run]) -> list[str]:
 
 def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A short name for each group: where its runs lie, below the folder that holds all of them, less the seed."""
-    place = {run.path: Path(os.path.abspath(run.path)) for group in groups for run in group}  # a link has a name, too
+    normal = os.path.normpath  # not resolve(): a link to an arm's runs has the arm's name
+    place = {run.path: Path(normal(run.path.absolute())) for group in groups for run in group}
     everything = list(place.values())
     if not everything:
         return []
