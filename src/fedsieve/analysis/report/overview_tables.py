@@ -14,11 +14,14 @@ from fedsieve.observe.numbers import duration, percent
 
 def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
     """One row for each group of runs that differ only in the seed, as `report.overview` describes them."""
-    table = columns_of(["runs", "seeds", "test accuracy", "validation", "sent up", "time", "state"])
+    scores = {"test accuracy": "test_accuracy"}
+    if any(group["latest"] for group in groups):  # of which most have not been tested yet
+        scores["validation"] = "val_accuracy"
+    table = columns_of(["runs", "seeds", *scores, "sent up", "time", "state"])
     table.columns[0].overflow = "fold"
     for group in groups:
         figures = group["latest"] or group["figures"]
-        cells = [_cell(figures[name], percent) for name in ("test_accuracy", "val_accuracy")]
+        cells = [_cell(figures[name], percent) for name in scores.values()]
         cells += [_cell(figures[name], show, False) for name, show in (("bytes_up", size), ("seconds", duration))]
         table.add_row(Text(group["name"]), str(len(group["seeds"])), *cells, group["state"])
     return table

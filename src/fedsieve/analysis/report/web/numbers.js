@@ -53,7 +53,7 @@ function withMargin(mean, margin, format) {
 /** A difference with its sign: +1.5 ± 0.4 points. */
 const signed = (mean, margin, format) => (mean < 0 ? "-" : "+") + withMargin(Math.abs(mean), margin, format);
 
-/** The same on an axis, where 100 kB is enough. */
-const onAxis = (format) => (value) => format(value).replace(/\.0(?=\D)/, "");
+/** The same on an axis, where 100 kB and 1 min are enough. */
+const onAxis = (format) => (value) => format(value).replace(/\.0(?=\D)| 00 (s|min)$/, "");
 
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : /(s|x)$/.test(noun) ? "es" : "s"}`;
