@@ -16,13 +16,15 @@ from common import ratio, report, side_by_side, timed
 from matplotlib import pyplot as plt
 from torch import Tensor
 
+from fedsieve.analysis.report.palette import COLOURS, in_page_colours
+from fedsieve.analysis.report.plots import save_figure, without_frame
 from fedsieve.wire import Encoded, Extent, Layout, Message, Vector, decode, encode
 from fedsieve.wire.positions import encode_positions
 
 WEIGHTS = 21_600_000
 TURNS = 9
 SPARSITIES = [round(0.05 * step, 2) for step in range(1, 20)]
-BLUE, ORANGE, RED, GREEN, PURPLE = "#4269d0", "#efb118", "#ff725c", "#3ca951", "#a463f2"
+BLUE, RED, GREEN, PURPLE, ORANGE = COLOURS[:5]
 SIZES = Path(__file__).parent.parent / "docs" / "wire.png"
 
 
@@ -119,9 +121,10 @@ def speed_of_a_dense_message() -> list[dict[str, Any]]:
     ]
 
 
+@in_page_colours
 def draw(sizes: dict[float, dict[str, float]]) -> None:
     """Sizes of messages relative to dense float32, and of the positions in them, against sparsity."""
-    _, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     sparsity = np.array(SPARSITIES)
     left.axhline(1, color="black", linewidth=0.8)
     left.text(0.02, 1.02, "dense float32")
@@ -140,9 +143,8 @@ def draw(sizes: dict[float, dict[str, float]]) -> None:
     right.set(xlim=(0, 1), yscale="log", xlabel="sparsity", ylabel="bytes per position")
     right.legend(frameon=False)
     for axis in (left, right):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(color="#eeeeee")
-    plt.savefig(SIZES, dpi=120)
+        without_frame(axis)
+    save_figure(figure, SIZES)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import yaml
 
-from fedsieve.analysis.report.plots import COLOURS, save_figure, without_frame
+from fedsieve.analysis.report.palette import COLOURS, in_page_colours, page_colour
+from fedsieve.analysis.report.plots import save_figure, without_frame
 from fedsieve.analysis.statistics import Interval, holm, interval, paired
 from fedsieve.analysis.sweep.run_sweep import in_lines
 from fedsieve.federate.traffic import size
@@ -235,6 +233,7 @@ def bench_table(names: list[str]) -> list[str]:
 # ---------------------------------------------------------------------------------------------- pictures
 
 
+@in_page_colours
 def picture(study: Study, path: Path, one_scale: bool) -> bool:
     """A panel for each column: means and intervals, the single runs behind them, and the head alone as a line.
 
@@ -257,7 +256,7 @@ def picture(study: Study, path: Path, one_scale: bool) -> bool:
             axis.errorbar(about.mean, place, xerr=about.margin, fmt="o", color=colour, capsize=3)
             if cell.before is not None:
                 began = 100 * sum(cell.before.values()) / len(cell.before)
-                axis.vlines(began, place - 0.4, place + 0.4, "#999999", ":", linewidth=1.2, zorder=0)
+                axis.vlines(began, place - 0.4, place + 0.4, page_colour("quiet"), ":", linewidth=1.2, zorder=0)
         axis.set_title(column, loc="left", fontsize="medium")
         axis.set_yticks(range(len(study.rows)), list(study.rows) if axis is axes[0] else [""] * len(study.rows))
         axis.set_ylim(len(study.rows) - 0.5, -0.5)

@@ -36,7 +36,7 @@ def main() -> None:
     options = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=options)
-        draw(browser, page(about_runs["title"], "report", about_runs), arguments.out / "report.png", 2520)
+        draw(browser, page(about_runs["title"], "report", about_runs), arguments.out / "report.png", 3140)
         draw(browser, page(found["title"], "explore", found), arguments.out / "explore.png", 1450)
         browser.close()
 

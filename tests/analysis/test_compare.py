@@ -113,8 +113,40 @@ def test_p_values_are_corrected_for_their_number(tmp_path: Path) -> None:
     assert [group.corrected for group in comparison.groups[1:]] == pytest.approx(list(theirs))
 
 
-def test_groups_are_named_by_the_fewest_settings_that_tell_them_apart(tmp_path: Path) -> None:
-    comparison = compare([four(tmp_path)])
+def test_groups_are_named_by_their_folders(fedsieve: Callable, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        made(tmp_path / f"sparse/seed-{seed}", 0.5 + seed / 100, f"seed={seed}")
+        made(tmp_path / f"dense/seed-{seed}", 0.5, f"seed={seed}", "phases.1.mask=null", "phases.1.local.lr=1.0")
+    comparison = compare([tmp_path], baseline=["sparse"])
+    assert [group.name for group in comparison.groups] == ["dense", "sparse"] and not comparison.shown
+    assert comparison.baseline.name == "sparse"
+    _, printed, _ = fedsieve("compare", str(tmp_path), "--csv", "x.csv", "--latex", "x.tex")
+    assert "test accuracy less that of dense" in printed and "│ sparse " in printed and "│ 1.0 " not in printed
+    assert "groups differ in phases.1.local.lr, phases.1.mask.*" in printed
+    assert [row["name"] for row in DictReader(Path("x.csv").read_text().splitlines())] == ["dense", "sparse"]
+    assert "\nsparse & 2 & " in Path("x.tex").read_text()
+
+
+def test_arms_of_a_sweep_are_named_though_links_lead_to_their_runs(tmp_path: Path) -> None:
+    for arm in ("random", "least"):
+        rule = {"random": "random", "least": "least_sensitive"}[arm]
+        made(tmp_path / f"runs/{arm}/trial-000/seed-1", 0.5, "seed=1", f"phases.1.mask.rule={rule}")
+        (tmp_path / "best").mkdir(exist_ok=True)
+        (tmp_path / "best" / arm).symlink_to(f"../runs/{arm}/trial-000")
+    comparison = compare([tmp_path / "best/least", tmp_path / "best/random"])
+    assert [group.name for group in comparison.groups] == ["least", "random"]
+
+
+def test_by_takes_the_end_of_a_key(tmp_path: Path) -> None:
+    comparison = compare([four(tmp_path)], by=["rule"])
+    assert comparison.keys == comparison.shown == ["phases.1.mask.rule"]
+    assert [group.name for group in comparison.groups] == ["rule=–", "rule=least_sensitive"]
+    assert compare([tmp_path], by=["mask"]).keys == compare([tmp_path], by=["phases.1.mask"]).keys
+    assert compare([tmp_path], by=["count"]).keys == ["clients.count"]  # the same in all, and a warning says so
+
+
+def test_groups_by_settings_show_the_fewest_that_tell_them_apart(tmp_path: Path) -> None:
+    comparison = compare([four(tmp_path)], by=["phases.1.mask"])
     assert comparison.shown == ["phases.1.mask.sparsity"]
     assert len(comparison.keys) > 5 and "phases.1.mask.rule" in comparison.keys
     assert [[run.path.name for run in group.runs] for group in comparison.groups] == [
@@ -125,7 +157,7 @@ def test_groups_are_named_by_the_fewest_settings_that_tell_them_apart(tmp_path: 
 
 def test_a_folder_that_is_no_run_is_named_and_the_others_compared(fedsieve: Callable, tmp_path: Path) -> None:
     code, printed, said = fedsieve("compare", str(four(tmp_path / "runs")), str(tmp_path / "nothing"))
-    assert code == 0 and "0.9" in printed
+    assert code == 0 and "sparse-1 and 1 more" in " ".join(printed.replace("│", " ").split())
     assert said.startswith("warning: ") and "nothing is no folder" in said
 
 
@@ -237,12 +269,16 @@ def test_bad_requests_say_what_would_be_right(tmp_path: Path) -> None:
     four(tmp_path)
     for arguments, parts in [
         ({"by": ["phases.1.mask.sparsiti"]}, ["'phases.1.mask.sparsiti'", "phases.1.mask.sparsity"]),
-        ({"by": ["sparsity"]}, ["did you mean phases.1.mask.sparsity?"]),
-        ({"by": ["qqq"]}, ["no run has a setting 'qqq'"]),
+        ({"by": ["sparsiti"]}, ["did you mean phases.1.mask.sparsity?"]),
+        ({"by": ["lr"]}, ["'lr' is the end of several settings: phases.0.local.lr, phases.1.local.lr; give one"]),
+        (
+            {"by": ["qqq"]},
+            ["no run has a setting 'qqq'; the runs differ in phases.1.mask.rule, phases.1.mask.sparsity"],
+        ),
         ({"metric": "accuracy"}, ["--metric accuracy", "test_accuracy, test_loss"]),
         ({"baseline": ["sparsity=0.3"]}, ["no group has that value", "–, 0.9"]),
         ({"baseline": ["seed=1"]}, ["'seed=1'", "phases.1.mask.sparsity"]),
-        ({"baseline": ["sparsity"]}, ["no key=value"]),
+        ({"baseline": ["sparsity"]}, ["no key=value", "use dense-1 and 1 more, sparse-1 and 1 more, or"]),
     ]:
         with pytest.raises(InputError) as error:
             compare([tmp_path], **arguments)

@@ -3,19 +3,24 @@
 import difflib
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fedsieve.config.dotted import as_text, flat
+from fedsieve.analysis.applicable import applicable, at_default
+from fedsieve.config.dotted import as_text
 from fedsieve.config.model_settings import RidgeHead
 from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 from fedsieve.runs.read import Digests, digests_in, read_experiment, read_metrics, read_result
 
 ALWAYS_THE_SAME = ("cifar100", "digits")  # data sets whose content is checked or built in, wherever they lie
+SEED = re.compile(r"[-_/. ]*seed[-_. ]*\d+$")  # at the end of a run's name
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,27 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """All that the outcome depends on, by dotted key."""
-        unimportant = {"workers", "threads", "track", "expect"}
-        settings = flat(self.experiment.model_dump(mode="json", exclude=unimportant))
+        settings = applicable(self.experiment)
         if self.experiment.data.name in ALWAYS_THE_SAME:
             del settings["data.path"]
         return settings
+
+    @cached_property
+    def defaults(self) -> set[str]:
+        """The keys of settings that have their default values."""
+        return at_default(self.experiment)
+
+    @property
+    def latest(self) -> dict[str, float | None]:
+        """The figures of a result as far as the rounds so far have them: scores of the newest that was evaluated."""
+        lines = self.metrics
+        scores = ("test_accuracy", "test_loss", "val_accuracy", "val_loss")
+        known = {name: [line[name] for line in lines if line.get(name) is not None] for name in scores}
+        return {
+            **{name: values[-1] if values else None for name, values in known.items()},
+            "best_val_accuracy": max(known["val_accuracy"], default=None),
+            **{name: sum(line[name] for line in lines) for name in ("bytes_up", "bytes_down", "seconds")},
+        }
 
 
 def read_run(path: Path) -> Run:
@@ -97,6 +118,18 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [key for key in keys if len({as_text(run.settings.get(key)) for run in runs}) > 1]
 
 
+def worth_showing(runs: Sequence[Run]) -> list[str]:
+    """Of the keys that differ, those that say something: not the defaults of a mask that only some runs have."""
+
+    def is_worth(key: str) -> bool:
+        having = [run for run in runs if key in run.settings]
+        if len({as_text(run.settings[key]) for run in having}) > 1:
+            return True
+        return key.endswith(".mask.rule") or any(key not in run.defaults for run in having)
+
+    return [key for key in differing(runs) if is_worth(key)]
+
+
 def grouped(runs: Sequence[Run], by: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
     """Runs with the same values of these keys, as text; the seeds of one experiment, say."""
     groups: dict[tuple[str, ...], list[Run]] = {}
@@ -132,12 +165,49 @@ def about_data(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
+def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """A short name for each group: where its runs lie, below the folder that holds all of them, less the seed."""
+    normal = os.path.normpath  # not resolve(): a link to an arm's runs has the arm's name
+    place = {run.path: Path(normal(run.path.absolute())) for group in groups for run in group}
+    everything = list(place.values())
+    if not everything:
+        return []
+    root = everything[0].parent if len(everything) == 1 else Path(os.path.commonpath(everything))
+    names = []
+    for group in groups:
+        labels = [str(place[run.path].relative_to(root)) for run in group]
+        bare = list(dict.fromkeys(SEED.sub("", label) for label in labels))
+        names.append(bare[0] if len(bare) == 1 else f"{labels[0]} and {len(labels) - 1} more")
+    names = [root.name if name in ("", ".") else name for name in names]
+    repeated = {name for name, count in Counter(names).items() if count > 1}
+    paths = [str(place[group[0].path].relative_to(root)) for group in groups]
+    return [path if name in repeated else name for name, path in zip(names, paths, strict=True)]
+
+
 def keys_named(word: str, runs: Sequence[Run]) -> list[str]:
-    """The dotted keys that are, or lie below, the key `word`; an error names those that may be meant instead."""
+    """The dotted keys that `word` means: a key or its end, or a group of settings and all keys in it.
+
+    An end that fits several is an error, which names them; one that fits none names what may be meant instead.
+    """
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    if named := [key for key in keys if key == word or key.startswith(f"{word}.")]:
+    if named := _at_or_below(word, keys):
         return named
-    ending = [key for key in keys if key.endswith(f".{word}")]
-    near = ending or difflib.get_close_matches(word, keys, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near[:3])}?" if near else "`fedsieve show EXPERIMENT` lists all keys"
+    used = [key for key in keys if any(run.settings.get(key) is not None for run in runs)]
+    places = dict.fromkeys(place for key in used for place in accumulate(key.split("."), "{}.{}".format))
+    ending = [place for place in places if place.endswith(f".{word}")]
+    if len(ending) == 1:
+        return _at_or_below(ending[0], keys)
+    if ending:
+        raise InputError(f"'{word}' is the end of several settings: {', '.join(ending)}; give one of them")
+    ends = {key.rpartition(".")[2]: key for key in reversed(used)}
+    near = difflib.get_close_matches(word, [*used, *ends], n=3, cutoff=0.6)
+    candidates = list(dict.fromkeys(ends.get(one, one) for one in near))
+    if candidates:
+        raise InputError(f"no run has a setting '{word}'; did you mean {' or '.join(candidates)}?")
+    different = worth_showing(runs)
+    hint = f"the runs differ in {', '.join(different)}" if different else "`fedsieve show EXPERIMENT` lists all keys"
     raise InputError(f"no run has a setting '{word}'; {hint}")
+
+
+def _at_or_below(place: str, keys: Sequence[str]) -> list[str]:
+    return [key for key in keys if key == place or key.startswith(f"{place}.")]

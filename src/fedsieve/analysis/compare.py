@@ -9,7 +9,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedsieve.analysis.collection import Run, about_data, differing, find_runs, grouped, keys_named, without_repeats
+from fedsieve.analysis.collection import (
+    Run,
+    about_data,
+    differing,
+    find_runs,
+    grouped,
+    keys_named,
+    names_of,
+    without_repeats,
+    worth_showing,
+)
 from fedsieve.analysis.repeat import means
 from fedsieve.analysis.statistics import Interval, Paired, holm, paired
 from fedsieve.config.dotted import as_text
@@ -22,6 +32,7 @@ from fedsieve.runs.read import FIGURES
 class Group:
     """Runs that repeat each other."""
 
+    name: str  # the folder or arm of its runs; with `by`, the values it stands for: `sparsity=0.9`
     values: dict[str, str]  # of the keys that groups differ in, as text
     runs: list[Run]
     means: dict[str, Interval]  # by figure
@@ -37,7 +48,8 @@ class Group:
 class Comparison:
     metric: str  # that differences are about
     keys: list[str]  # all that groups differ in, or that they were asked to be made by
-    shown: list[str]  # as many of them as it takes to tell groups apart
+    shown: list[str]  # with `by`, as many of them as it takes to tell groups apart; else groups have names of their own
+    telling: list[str]  # the keys that are worth a word: not what follows from having no mask, say
     groups: list[Group]
     baseline: Group
     unfinished: list[Run]
@@ -57,16 +69,21 @@ def compare(
         states = [f"{run.path} is {run.state}" for run in unfinished]
         raise InputError(f"there is no finished run to compare: {'; '.join([*states, *problems])}")
     keys = _keys(runs, by)
+    gathered = grouped(runs, keys)
+    values = [dict(zip(keys, one, strict=True)) for one in gathered]
+    asked = [named[0] for named in (keys_named(word, runs) for word in by) if len(named) == 1]
+    shown = telling(values, keys, asked) if by else []
+    names = [in_words(one, shown) for one in values] if by else names_of(list(gathered.values()))
     groups = [
-        Group(dict(zip(keys, values, strict=True)), members, means([run.result for run in members if run.result]))
-        for values, members in grouped(runs, keys).items()
+        Group(name, one, members, means([run.result for run in members if run.result]))
+        for name, one, members in zip(names, values, gathered.values(), strict=True)
     ]
     mixed = list(dict.fromkeys(key for group in groups for key in differing(group.runs)))
     warnings = [*problems, *repeats, *about_data(runs), *_about_by(by, runs), *_about_mixing(mixed)]
     first = _baseline(groups, keys, baseline)
     groups = _tested(groups, first, metric, mixed)
-    shown = telling([group.values for group in groups], keys, [key for key in by if key in keys])
-    return Comparison(metric, keys, shown, groups, groups[first], unfinished, warnings)
+    worth = [key for key in worth_showing(runs) if key in keys]
+    return Comparison(metric, keys, shown, worth, groups, groups[first], unfinished, warnings)
 
 
 def _keys(runs: Sequence[Run], by: Sequence[str]) -> list[str]:
@@ -74,8 +91,8 @@ def _keys(runs: Sequence[Run], by: Sequence[str]) -> list[str]:
     different = differing(runs)
     if not by:
         return different
-    named = ((word, key) for word in by for key in keys_named(word, runs))
-    return list(dict.fromkeys(key for word, key in named if key == word or key in different))
+    named = [keys_named(word, runs) for word in by]
+    return list(dict.fromkeys(key for keys in named for key in keys if len(keys) == 1 or key in different))
 
 
 def _tested(groups: Sequence[Group], first: int, metric: str, mixed: Sequence[str]) -> list[Group]:
@@ -97,19 +114,22 @@ def _tested(groups: Sequence[Group], first: int, metric: str, mixed: Sequence[st
 
 
 def _baseline(groups: Sequence[Group], keys: Sequence[str], conditions: Sequence[str]) -> int:
-    """The place of the group with `key=value`, where the key may be given by its end; the first without any."""
+    """The place of the group with this name or `key=value`, where the key may be an end; the first without any."""
     fitting = list(range(len(groups)))
+    named = [group.name for group in groups]
+    if len(conditions) == 1 and conditions[0] in named:
+        return named.index(conditions[0])
     for condition in conditions:
         word, sign, text = condition.partition("=")
-        named = [key for key in keys if key == word] or [key for key in keys if key.endswith(f".{word}")]
-        if not sign or len(named) != 1:
-            choice = f"one of {', '.join(keys)}" if keys else "which they do not; leave it out"
-            raise InputError(f"--baseline '{condition}' is no key=value of what groups differ in; use {choice}")
+        fits = [key for key in keys if key == word] or [key for key in keys if key.endswith(f".{word}")]
+        if not sign or len(fits) != 1:
+            choice = ", ".join(named) + (f", or a value of {', '.join(keys)}" if keys else "")
+            raise InputError(f"--baseline '{condition}' is no group, and no key=value that tells one; use {choice}")
         value = as_text(parse_value(text, f"--baseline '{condition}'"))
-        there = dict.fromkeys(group.values[named[0]] for group in groups)
+        there = dict.fromkeys(group.values[fits[0]] for group in groups)
         if value not in there:
             raise InputError(f"--baseline '{condition}': no group has that value; there are {', '.join(there)}")
-        fitting = [place for place in fitting if groups[place].values[named[0]] == value]
+        fitting = [place for place in fitting if groups[place].values[fits[0]] == value]
     if not fitting or (conditions and len(fitting) > 1):
         raise InputError(
             f"--baseline {' '.join(conditions)} fits {len(fitting)} groups, not one; "
@@ -161,10 +181,9 @@ def in_few_words(keys: Sequence[str]) -> str:
     return ", ".join(below[0] if len(below) == 1 else f"{group}.*" for group, below in groups.items())
 
 
-def label(group: Group, comparison: Comparison) -> str:
-    """The group in a few words: `sparsity=0.9, lr=0.05`."""
-    names = short(comparison.shown)
-    return ", ".join(f"{name}={group.values[key]}" for name, key in zip(names, comparison.shown, strict=True)) or "all"
+def in_words(values: Mapping[str, str], keys: Sequence[str]) -> str:
+    """The values of these keys in a few words: `sparsity=0.9, lr=0.05`."""
+    return ", ".join(f"{name}={values[key]}" for name, key in zip(short(keys), keys, strict=True)) or "all"
 
 
 # ------------------------------------------------------------------------------------------- warnings

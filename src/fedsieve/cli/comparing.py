@@ -13,11 +13,13 @@ from fedsieve.errors import InputError
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or with runs in them.")],
     by: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="Group by this setting; default: by all that differ.")
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Group by this setting (its end will do); default: all that differ."),
     ] = None,
     metric: Annotated[str, typer.Option(metavar="NAME", help="The figure that is tested.")] = "test_accuracy",
     baseline: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="The group to compare with; default: the first.")
+        list[str] | None,
+        typer.Option(metavar="GROUP", help="What to compare with: a name, or KEY=VALUE; default: the first."),
     ] = None,
     to_csv: Annotated[
         Path | None, typer.Option("--csv", callback=reachable, metavar="FILE", help="Also write it as CSV.")
@@ -32,6 +34,7 @@ def compare(
     from fedsieve.analysis.report.formats import as_csv, as_data, as_latex
     from fedsieve.analysis.report.page import write_file
     from fedsieve.analysis.report.tables import comparison_table, differences_table
+    from fedsieve.observe.numbers import percent
 
     for file in (to_csv, to_latex):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
@@ -50,8 +53,11 @@ def compare(
     if len(comparison.groups) > 1:
         terminal.print(differences_table(comparison))
     for run in comparison.unfinished:
-        terminal.print(f"{run.path} is {run.state}, and left out", soft_wrap=True)
-    if hidden := [key for key in comparison.keys if key not in comparison.shown]:
-        terminal.print(f"groups also differ in {comparing.in_few_words(hidden)}; --json has all", soft_wrap=True)
+        accuracy = run.latest["val_accuracy"]
+        so_far = "" if accuracy is None else f" (validation accuracy {percent(accuracy)} so far)"
+        terminal.print(f"{run.path} is {run.state}{so_far}, and left out", soft_wrap=True)
+    if hidden := [key for key in comparison.telling if key not in comparison.shown]:
+        also = "also " if comparison.shown else ""
+        terminal.print(f"groups {also}differ in {comparing.in_few_words(hidden)}; --json has all", soft_wrap=True)
     for file, _ in asked:
         terminal.print(f"written to {file}", soft_wrap=True)

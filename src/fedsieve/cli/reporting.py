@@ -41,10 +41,12 @@ def report(
     if as_json:
         print(json.dumps(data))
         return
-    from fedsieve.analysis.report.tables import groups_table
+    from fedsieve.analysis.report.overview_tables import gains_table, groups_table
 
     terminal = console()
     terminal.print(groups_table(data["groups"]))
+    if any(len(group["gains"]) > 1 for group in data["groups"]):
+        terminal.print(gains_table(data["groups"]))
     terminal.print(f"written to {file}", soft_wrap=True)
 
 

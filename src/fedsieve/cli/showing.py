@@ -95,5 +95,5 @@ def split(
     terminal.print(split_table(counts, classes))
     for note in notes:
         terminal.print(f"note: {note}", soft_wrap=True)
-    plot_split(counts, png)
+    plot_split(counts, classes, png)
     terminal.print(f"written to {png}", soft_wrap=True)

@@ -13,9 +13,13 @@ import numpy as np
 import pytest
 
 from fedsieve.analysis.report import page as paging
+from fedsieve.analysis.report.tables import with_margin
+from fedsieve.analysis.statistics import Interval
 from fedsieve.cli import main
 from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.experiment import run
+from fedsieve.federate.traffic import size
+from fedsieve.observe.numbers import duration, number, percent
 
 HOSTILE = "</script><img src=x onerror=alert(1)> & \"quoted\" 'too'"  # a folder '<' with a folder in it
 SMALL = """
@@ -204,6 +208,124 @@ def test_the_table_says_what_the_runs_say(report: Path, runs: Path, opened: Call
     assert "phases.1.mask.sparsity" in settings and "data.name" not in settings
 
 
+def test_numbers_are_rounded_as_in_the_terminal(report: Path, opened: Callable[..., Any]) -> None:
+    """Those just between two as well: 81.25% of 16 samples."""
+    page = opened(report)
+    values = [k / 16 for k in range(33)] + [k / 2000 for k in range(0, 2000, 37)] + [0.15, 2.5, 0.0005, 12.3456]
+    large = [*values, 59.94, 59.96, 62.5, 63.5, 3599.5, 3600, 86399, 999, 999.96, 1250, 1e6, 964.85e6, 1.25e12, 4e15]
+    formats = {"percent": percent, "decimals": number, "duration": duration, "bytes": size}
+    for name, in_python in formats.items():
+        assert page.evaluate(f"all => all.map({name})", large) == list(map(in_python, large)), name
+    pairs = [(0.8125, 0.0625), (0.5, 0.0), (0.5, None), (100.0, 2.0), (30.0, 1.0)]
+    for name, in_python in formats.items():
+        there = [with_margin(Interval(mean, 2, margin), in_python) for mean, margin in pairs]
+        assert page.evaluate(f"all => all.map(([mean, margin]) => withMargin(mean, margin, {name}))", pairs) == there
+
+
+def test_each_phase_has_its_gain_and_its_costs(report: Path, runs: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    result = json.loads((runs / "dense/result.json").read_text())
+    lines = [json.loads(line) for line in (runs / "dense/metrics.jsonl").read_text().splitlines()]
+    head, edit = result["phases"]
+    rows = [row.locator("td").all_inner_texts() for row in page.locator("#gains tbody tr").all()]
+    place = next(k for k, row in enumerate(rows) if row[0].strip() == "dense")
+    val, test = (lines[2]["val_accuracy"], lines[4]["val_accuracy"]), (head["test_accuracy"], edit["test_accuracy"])
+    gains = [f"{100 * (after - before):+.1f}" for before, after in (val, test)]
+    assert rows[place][1:6] == ["head", "3", "–", percent(val[0]), "–"]
+    assert rows[place + 1] == [
+        *("", "edit", "2", percent(val[0]), percent(val[1]), gains[0], percent(test[0]), percent(test[1]), gains[1]),
+        *(size(edit["bytes_up"]), size(edit["bytes_down"]), duration(edit["seconds"])),
+    ]
+    toggle(page, "dense")
+    assert len(page.locator("#gains tbody tr").all()) == len(rows) - 2
+
+
+def test_unfinished_runs_show_their_latest_figures(report: Path, runs: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    lines = [json.loads(line) for line in (runs / "stopped/metrics.jsonl").read_text().splitlines()]
+    row = page.locator("#results tbody tr", has_text="stopped").locator("td").all_inner_texts()
+    assert row[4] == percent(lines[-1]["val_accuracy"]) and row[6] == size(sum(line["bytes_up"] for line in lines))
+    assert page.locator("#results td.latest").count() == 6
+    assert "Figures in italics" in page.locator("#results .note").inner_text()
+
+
+def test_equal_curves_are_told_apart(changed: Callable, opened: Callable[..., Any]) -> None:
+    """`stopped` and the hostile one are copies of `dense`; all three have the same first rounds."""
+
+    def plain(data: dict[str, Any]) -> None:
+        next(group for group in data["groups"] if group["name"] == HOSTILE)["name"] = "copy"
+
+    page = opened(changed(plain))
+    figure = page.locator("figure[data-chart='accuracy']")
+    names = figure.locator("g.series").evaluate_all("all => all.map(one => one.dataset.series)")
+    dashes = "all => all.map(one => one.getAttribute('stroke-dasharray')).filter(Boolean).length"
+    dashed = {name: figure.locator(f"g.series[data-series='{name}'] .curve").evaluate_all(dashes) > 0 for name in names}
+    first, second = (name for name in names if name in ("dense", "copy"))
+    assert not dashed["sparse"] and not dashed[first] and dashed[second]
+    assert f"{second} is the same as {first}." in figure.locator("p").inner_text()
+    places = [
+        figure.locator(f"g.series[data-series='{name}'] .marker").evaluate_all(
+            "all => all.map(one => one.getAttribute('transform').split(' ')[0])"
+        )
+        for name in (first, second)
+    ]
+    assert not set(places[0]) & set(places[1]) and all(places)
+    toggle(page, second, "stopped")
+    assert figure.locator("p").count() == 0
+
+
+def test_losses_have_a_logarithmic_scale(changed: Callable, opened: Callable[..., Any]) -> None:
+    def losses(*values: float) -> Callable[[dict[str, Any]], None]:
+        def change(data: dict[str, Any]) -> None:
+            for group in data["groups"]:
+                group["curves"]["val_loss"] = {"x": [1, 2, 3], "y": list(values)}
+
+        return change
+
+    def heights(page: Any) -> list[float]:
+        markers = page.locator("figure[data-chart='loss'] .marker").evaluate_all(
+            "all => all.map(one => one.getAttribute('transform').match(/ ([\\d.]+)\\)/)[1])"
+        )
+        return sorted({round(float(one)) for one in markers})
+
+    top, middle, bottom = heights(opened(changed(losses(100.0, 1.0, 0.01))))
+    assert middle - top == pytest.approx(bottom - middle, abs=2)
+    top, middle, bottom = heights(opened(changed(losses(100.0, 1.0, 0.0))))  # which no logarithm shows
+    assert middle - top > 20 * (bottom - middle)
+
+
+def test_phases_are_named_below_their_bars(report: Path, opened: Callable[..., Any]) -> None:
+    page = opened(report)
+    groups = data_in(page)["groups"]
+    named = page.locator("figure[data-chart='phases'] text.part").all_text_contents()
+    assert named == [f"{name} {duration(seconds)}" for group in groups for name, seconds in group["time"]]
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+def test_classes_are_named_and_not_over_each_other(width: int, changed: Callable, opened: Callable[..., Any]) -> None:
+    names = ["a rather long name of a class", "bee", "automobile", *(f"class-{k}" for k in range(40))]
+
+    def rename(data: dict[str, Any]) -> None:
+        data["splits"][0]["classes"] = names
+
+    page = opened(changed(rename), width=width)
+    figure = page.locator("#holdings figure").first
+    texts = figure.locator("text.name").all()
+    assert texts[0].text_content() == "a rather long n…"
+    boxes = [text.bounding_box() for text in texts]
+    for one, other in pairwise(boxes):
+        assert one["x"] + one["width"] <= other["x"] + 1
+    axis = figure.locator("text", has_text=re.compile("^class$")).bounding_box()
+    assert max(box["y"] + box["height"] for box in boxes) <= axis["y"] + 1
+
+
+def test_cosine_is_not_called_agreement(report: Path, opened: Callable[..., Any]) -> None:
+    """`agreement` is another measure, in metrics.jsonl: whether clients move a weight the same way."""
+    page = opened(report)
+    assert "Cosine of clients' updates" in page.locator("figure[data-chart='cosine'] figcaption").inner_text()
+    assert "agreement" not in page.locator("#drifting").inner_text().lower()
+
+
 def test_the_legend_hides_a_run_in_all_charts_and_shows_it_again(report: Path, opened: Callable[..., Any]) -> None:
     page = opened(report)
     button = page.get_by_role("button", name="sparse", exact=True)
@@ -248,8 +370,8 @@ def test_pointing_at_a_chart_tells_the_datas_values(report: Path, opened: Callab
     told = {row.get_attribute("data-series"): row.inner_text() for row in tip.locator("div").all()}
     assert told.keys() == set(groups) - {"stopped"}
     for name, text in told.items():
-        assert f"{100 * groups[name]['curves']['val_accuracy']['y'][-1]:.1f}%" in text
-    assert re.search(r"± \d+\.\d%", told["sparse"])
+        assert f"\n{100 * groups[name]['curves']['val_accuracy']['y'][-1]:.1f}" in text
+    assert re.search(r"\d ± \d+\.\d%", told["sparse"])
     page.mouse.move(5, 5)
     assert tip.is_hidden()
 

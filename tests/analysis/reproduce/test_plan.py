@@ -198,7 +198,7 @@ def test_differences_and_intervals() -> None:
     low, high = stats.t.interval(0.95, 2, loc=0.71, scale=stats.sem([0.70, 0.71, 0.72]))
     assert one.measured is not None and (one.measured.low, one.measured.high) == pytest.approx((low, high))
     assert one.difference == pytest.approx(0.71 - 0.7254)
-    assert "003-table1-fedavg-nc50 │ 72.54% │ 71.0% ± 2.5 │ -1.5" in shown(plan, outcomes)
+    assert "003-table1-fedavg-nc50 │ 72.54% │ 71.0 ± 2.5% │ -1.5" in shown(plan, outcomes)
 
 
 def test_validation_figures_are_compared_with_validation() -> None:

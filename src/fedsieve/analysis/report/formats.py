@@ -26,6 +26,7 @@ def as_data(comparison: Comparison) -> dict[str, Any]:
 def _group(group: Group, comparison: Comparison) -> dict[str, Any]:
     difference = group.difference
     return {
+        "name": group.name,
         "settings": {key: group.runs[0].settings.get(key) for key in comparison.keys},
         "is_baseline": group is comparison.baseline,
         "n": len(group.runs),
@@ -52,7 +53,7 @@ def _limits(mean: Interval) -> dict[str, float | None]:
 def as_csv(comparison: Comparison) -> str:
     """One line for each group, every number with all its digits; what is not known is empty."""
     parts = ("mean", "low", "high")
-    columns = [*comparison.keys, "n", "seeds", *(f"{name}_{part}" for name in FIGURES for part in parts)]
+    columns = ["name", *comparison.keys, "n", "seeds", *(f"{name}_{part}" for name in FIGURES for part in parts)]
     columns += ["baseline", *(f"difference_{part}" for part in parts), "pairs", "p", "p_holm"]
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -62,7 +63,7 @@ def as_csv(comparison: Comparison) -> str:
         figures = [group["figures"].get(name, {}).get(part) for name in FIGURES for part in parts]
         difference = [(group["difference"] or {}).get(part) for part in (*parts, "pairs", "p", "p_holm")]
         seeds = " ".join(map(str, group["seeds"]))
-        writer.writerow([*settings, group["n"], seeds, *figures, int(group["is_baseline"]), *difference])
+        writer.writerow([group["name"], *settings, group["n"], seeds, *figures, int(group["is_baseline"]), *difference])
     return file.getvalue()
 
 
@@ -76,15 +77,15 @@ SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 LATEX_COLUMNS: dict[str, tuple[str, float, int]] = {
-    # what a figure is called, what it is multiplied by, and how many decimals are kept
-    "test_accuracy": (r"test accuracy (\%)", 100, 2),
+    # what a figure is called, what it is multiplied by, and how many decimals are kept: as in the other tables
+    "test_accuracy": (r"test accuracy (\%)", 100, 1),
     "test_loss": ("test loss", 1, 3),
-    "best_val_accuracy": (r"best validation (\%)", 100, 2),
+    "best_val_accuracy": (r"best validation (\%)", 100, 1),
     "bytes_up": ("up (MB)", 1e-6, 1),
     "bytes_down": ("down (MB)", 1e-6, 1),
     "seconds": ("time (s)", 1, 1),
 }
-OTHER_FIGURES = {"val_accuracy": (r"validation accuracy (\%)", 100, 2), "val_loss": ("validation loss", 1, 3)}
+OTHER_FIGURES = {"val_accuracy": (r"validation accuracy (\%)", 100, 1), "val_loss": ("validation loss", 1, 3)}
 
 
 def escaped(text: str) -> str:
@@ -95,16 +96,18 @@ def escaped(text: str) -> str:
 def as_latex(comparison: Comparison) -> str:
     """A table with booktabs' lines, to be put into a `table` of one's own."""
     name, factor, decimals = (LATEX_COLUMNS | OTHER_FIGURES)[comparison.metric]
-    titles = [*map(escaped, short(comparison.shown)), "$n$", *(title for title, _, _ in LATEX_COLUMNS.values())]
+    first = [*map(escaped, short(comparison.shown))] or ["runs"]
+    titles = [*first, "$n$", *(title for title, _, _ in LATEX_COLUMNS.values())]
     titles += [f"difference in {name}", "$p$ (Holm)"]
     lines = [_row(titles), r"\midrule"]
     for group in comparison.groups:
-        cells = [escaped(group.values[key]) for key in comparison.shown] + [str(len(group.runs))]
+        told = [group.values[key] for key in comparison.shown] or [group.name]
+        cells = [*map(escaped, told), str(len(group.runs))]
         cells += [_mean(group.means.get(figure), by, digits) for figure, (_, by, digits) in LATEX_COLUMNS.items()]
         difference = group.difference.difference if group.difference else None
         cells += [_mean(difference, factor, decimals, "+"), _chance(group.corrected)]
         lines.append(_row(cells))
-    alignment = "l" * len(comparison.shown) + "r" * (len(titles) - len(comparison.shown))
+    alignment = "l" * len(first) + "r" * (len(titles) - len(first))
     opening = ["% \\usepackage{booktabs}; ± is the 95% interval of the mean", rf"\begin{{tabular}}{{{alignment}}}"]
     return "\n".join([*opening, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 

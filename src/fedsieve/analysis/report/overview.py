@@ -5,10 +5,8 @@ its 95% interval. Nothing here depends on where or when the page is made.
 """
 
 import math
-import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedsieve import __version__
-from fedsieve.analysis.collection import Run, about_data, differing, grouped, without_repeats
+from fedsieve.analysis.collection import Run, about_data, differing, grouped, names_of, without_repeats, worth_showing
+from fedsieve.analysis.report.figures import Figure, figure, short
+from fedsieve.analysis.report.phase_gains import phase_gains
 from fedsieve.analysis.statistics import interval
 from fedsieve.config.dotted import as_text
 from fedsieve.errors import InputError
@@ -26,22 +26,21 @@ POINTS = 240  # of a curve at most: more than a chart has room for
 SHOWN_CLIENTS = 100  # in the heat map of who holds what
 BINS = 20  # of the histogram of clients' accuracies
 CURVES = ("val_accuracy", "test_accuracy", "val_loss", "test_loss", "train_loss", "drift_mean", "cosine", "seconds")
-FIGURES = ("test_accuracy", "test_loss", "best_val_accuracy", "bytes_up", "bytes_down", "seconds")
-SEED = re.compile(r"[-_/. ]*seed[-_. ]*\d+$")  # at the end of a run's name
+FIGURES = ("test_accuracy", "test_loss", "val_accuracy", "best_val_accuracy", "bytes_up", "bytes_down", "seconds")
 
 
 def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fedsieve report") -> dict[str, Any]:
     """All that the page shows; `problems` are told on it, with what there is to say about the runs themselves."""
     runs, repeats = without_repeats(runs)
-    keys = differing(runs)
-    groups = list(grouped(runs, keys).values())
+    groups = list(grouped(runs, differing(runs)).values())
+    keys = worth_showing(runs)
     names = names_of(groups)
     splits: list[dict[str, Any]] = []
     damaged: list[str] = []
     described = [described_group(name, group, splits, damaged) for name, group in zip(names, groups, strict=True)]
     for group, members in zip(described, groups, strict=True):
         group["settings"] = {key: as_text(members[0].settings.get(key)) for key in keys}
-    common = groups[0][0].settings if groups else {}
+    common = {key: value for run in runs for key, value in run.settings.items()}  # the same wherever they apply
     return {
         "title": title,
         "version": __version__,
@@ -51,26 +50,6 @@ def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fe
         "differing": keys,
         "common": {key: as_text(value) for key, value in common.items() if key not in keys and key != "seed"},
     }
-
-
-# ------------------------------------------------------------------------------------ which runs, and their names
-
-
-def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """A short name for each group: where its runs lie, below the folder that holds all of them, less the seed."""
-    everything = [run.path.resolve() for group in groups for run in group]
-    if not everything:
-        return []
-    root = everything[0].parent if len(everything) == 1 else Path(os.path.commonpath(everything))
-    names = []
-    for group in groups:
-        labels = [str(run.path.resolve().relative_to(root)) for run in group]
-        bare = list(dict.fromkeys(SEED.sub("", label) for label in labels))
-        names.append(bare[0] if len(bare) == 1 else f"{labels[0]} and {len(labels) - 1} more")
-    names = [root.name if name in ("", ".") else name for name in names]
-    repeated = {name for name, count in Counter(names).items() if count > 1}
-    paths = [str(group[0].path.resolve().relative_to(root)) for group in groups]
-    return [path if name in repeated else name for name, path in zip(names, paths, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------- one group
@@ -93,6 +72,8 @@ def described_group(
         "state": states[0] if len(set(states)) == 1 else some,
         "finished": not unfinished,
         "figures": {key: figure([result[key] for result in results]) for key in FIGURES},
+        "latest": None if results else latest_of(runs),
+        "gains": phase_gains(runs),
         "phases": phases_of(max(lines, key=len)),
         "curves": {key: curve(lines, lambda line, key=key: line.get(key)) for key in CURVES},  # type: ignore[misc]
         "sent": sent(lines),
@@ -108,19 +89,19 @@ def described_group(
     }
 
 
-def figure(values: Sequence[float | None]) -> list[float | None] | None:
-    """[mean, half its interval's width or None, number of values], or None without any."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    found = interval(known)
-    return [short(found.mean), None if found.margin is None else short(found.margin), found.count]
+def latest_of(runs: Sequence[Run]) -> dict[str, Figure | None]:
+    """The figures of runs that are not finished, as they stand."""
+    begun = [run.latest for run in runs if run.metrics]
+    return {key: figure([latest[key] for latest in begun]) for key in FIGURES}
 
 
 def curve(
     runs: Sequence[list[dict[str, Any]]], value: Callable[[dict[str, Any]], float | None]
 ) -> dict[str, list[Any]] | None:
-    """A value by round, over the runs that have it: `x` rounds of all phases counted on, `y` means, `margin`, `n`."""
+    """A value by round, over the runs that have it: `x` rounds of all phases counted on, `y` means.
+
+    With several runs also `n`, how many have it, and `margin`, half the interval's width.
+    """
     by_round: dict[int, list[float]] = {}
     for lines in runs:
         for place, line in enumerate(lines, start=1):
@@ -131,8 +112,9 @@ def curve(
     rounds = thinned(sorted(by_round))
     means = [interval(by_round[place]) for place in rounds]
     margins = [None if mean.margin is None else short(mean.margin) for mean in means]
-    found_in = [mean.count for mean in means]
-    curve: dict[str, list[Any]] = {"x": rounds, "y": [short(mean.mean) for mean in means], "n": found_in}
+    curve: dict[str, list[Any]] = {"x": rounds, "y": [short(mean.mean) for mean in means]}
+    if len(runs) > 1:
+        curve["n"] = [mean.count for mean in means]
     return {**curve, "margin": margins} if any(margin is not None for margin in margins) else curve
 
 
@@ -222,8 +204,3 @@ def thinned(places: Sequence[int]) -> list[int]:
     if len(places) <= POINTS:
         return list(places)
     return [places[round(k)] for k in np.linspace(0, len(places) - 1, POINTS)]
-
-
-def short(value: float) -> float | int:
-    """With 5 significant digits; bytes and other whole numbers as they are."""
-    return value if isinstance(value, int) else float(f"{value:.5g}")

@@ -13,8 +13,8 @@ from typing import Any
 from fedsieve.errors import InputError
 from fedsieve.files.atomic import write_text
 
-DRAWING = ("elements.js", "lines.js", "bars.js", "maps.js")
-PAGES = {"report": ("report_curves.js", "report_maps.js", "report.js"), "explore": ("explore.js",)}
+DRAWING = ("numbers.js", "elements.js", "overlaps.js", "lines.js", "bars.js", "maps.js")
+PAGES = {"report": ("report_tables.js", "report_curves.js", "report_maps.js", "report.js"), "explore": ("explore.js",)}
 
 
 def page(title: str, kind: str, data: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedsieve.analysis.report.tables import with_margin
 from fedsieve.analysis.reproduce.foretell import Estimate
 from fedsieve.analysis.reproduce.plan import Outcome, Plan, ranks
 from fedsieve.config.schema import Experiment
@@ -30,11 +31,11 @@ class OnceNoted(ProgressBar):
 
 
 def measured(outcome: Outcome) -> str:
-    """`71.2% ± 0.8` over seeds, `71.2%` for one."""
+    """`71.2 ± 0.8%` over seeds, `71.2%` for one."""
     found = outcome.measured
     if found is None:
         return "failed" if outcome.failed else "–"
-    return percent(found.mean) + ("" if found.margin is None else f" ± {100 * found.margin:.1f}")
+    return with_margin(found, percent)
 
 
 def reproduction_table(plan: Plan, outcomes: Sequence[Outcome]) -> Table:

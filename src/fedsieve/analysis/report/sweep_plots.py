@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib  # fedsieve.analysis.report.plots has told it to draw to files only
+import matplotlib  # fedsieve.analysis.report.palette has told it to draw to files only
 import matplotlib.pyplot as plt
 import numpy as np
 
-from fedsieve.analysis.report.plots import COLOURS, save_figure, without_frame
+from fedsieve.analysis.report.palette import COLOURS, HEAT, in_page_colours, page_colour
+from fedsieve.analysis.report.plots import save_figure, without_frame
 from fedsieve.config.dotted import as_text
+from fedsieve.observe.numbers import percent
 
 Tried = tuple[dict[str, Any], float]  # values by key, and the validation accuracy they gave
 
@@ -51,6 +53,7 @@ def importances(trials: Sequence[Tried]) -> dict[str, float]:
     return optuna.importance.get_param_importances(study, evaluator=evaluator)
 
 
+@in_page_colours
 def plot_importances(trials: Sequence[Tried], path: Path) -> bool:
     """Bars of what explains the accuracy most; False, and no picture, where there is nothing to explain."""
     found = importances(trials)
@@ -60,7 +63,7 @@ def plot_importances(trials: Sequence[Tried], path: Path) -> bool:
     figure, axis = plt.subplots(figsize=(8, 0.8 + 0.45 * len(names)), layout="constrained")
     axis.barh(names, shares, color=COLOURS[0], height=0.6)
     for row, share in enumerate(shares):
-        axis.text(share, row, f" {100 * share:.0f}%", va="center")
+        axis.text(share, row, f" {percent(share)}", va="center")
     axis.set_xlim(0, max(shares) * 1.12)
     axis.set_xlabel("share of the variance in validation accuracy that it explains")
     axis.xaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1.0, decimals=0))
@@ -70,6 +73,7 @@ def plot_importances(trials: Sequence[Tried], path: Path) -> bool:
     return True
 
 
+@in_page_colours
 def plot_parallel(trials: Sequence[Tried], path: Path) -> bool:
     """One line for each trial through the values it took, coloured by its accuracy; False if there is none."""
     keys = [key for key in (trials[0][0] if trials else {}) if len({as_text(values[key]) for values, _ in trials}) > 1]
@@ -84,14 +88,14 @@ def plot_parallel(trials: Sequence[Tried], path: Path) -> bool:
         columns.append(heights)
         ticks.append(labels)
     columns.append([float(scale(accuracy)) for accuracy in accuracies])
-    ticks.append({float(scale(a)): f"{100 * a:.1f}%" for a in np.linspace(accuracies.min(), accuracies.max(), 5)})
+    ticks.append({float(scale(a)): percent(a) for a in np.linspace(accuracies.min(), accuracies.max(), 5)})
     order = np.argsort(accuracies)  # the best ones on top; colours by rank, for one that failed would outshine the rest
     for rank, row in enumerate(order):
-        colour = matplotlib.colormaps["viridis_r"](rank / max(1, len(order) - 1))
+        colour = HEAT(0.25 + 0.75 * rank / max(1, len(order) - 1))
         axis.plot(range(len(columns)), [column[row] for column in columns], color=colour, linewidth=1.6, alpha=0.85)
-    behind = {"fc": "white", "ec": "none", "pad": 0.5, "alpha": 0.7}  # so that lines do not cross out the text
+    behind = {"fc": page_colour("paper"), "ec": "none", "pad": 0.5, "alpha": 0.7}  # so that lines do not hide text
     for place, labels in enumerate(ticks):
-        axis.axvline(place, color="#999999", linewidth=0.8, zorder=0)
+        axis.axvline(place, color=page_colour("quiet"), linewidth=0.8, zorder=0)
         for height, label in labels.items():
             axis.text(place, height, f" {label}", fontsize=8, va="center", bbox=behind)
     axis.set_xticks(range(len(columns)), [*keys, "validation accuracy"])

@@ -15,11 +15,11 @@ from fedsieve.observe.numbers import duration, number, percent
 from fedsieve.observe.profile import SECTIONS, Times
 
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
-    from fedsieve.analysis.compare import Comparison
+    from fedsieve.analysis.compare import Comparison, Group
     from fedsieve.sieve.density import Layers
 
 
-def _table(columns: Sequence[str], title: str | None = None) -> Table:
+def columns_of(columns: Sequence[str], title: str | None = None) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column(columns[0])
     for name in columns[1:]:
@@ -29,7 +29,7 @@ def _table(columns: Sequence[str], title: str | None = None) -> Table:
 
 def result_table(result: Mapping[str, Any]) -> Table:
     """One row for each phase of a run."""
-    table = _table(["phase", "rounds", "best val (round)", "test", "test loss", "sent up", "time"])
+    table = columns_of(["phase", "rounds", "best val (round)", "test", "test loss", "sent up", "time"])
     for phase in result["phases"]:
         table.add_row(
             phase["name"],
@@ -49,7 +49,7 @@ def times_table(times: Times, start: float = 0.0) -> Table:
     columns = {"main process": {**times.main, "start": times.main.get("start", 0.0) + start}}
     if times.workers > 1:
         columns[f"each of {times.workers} workers"] = {**times.each_worker, "start": start}
-    table = _table(["time", *(name for name in columns for name in (name, "share"))])
+    table = columns_of(["time", *(name for name in columns for name in (name, "share"))])
     for name in SECTIONS:
         cells = [seconds.get(name, 0.0) for seconds in columns.values()]
         if any(cells):
@@ -69,7 +69,7 @@ def spread_over_clients(clients: Mapping[str, Any]) -> str:
 
 def runs_table(results: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
     """One row for each run."""
-    table = _table(["run", "test accuracy", "test loss", "best val", "sent up", "time"], title)
+    table = columns_of(["run", "test accuracy", "test loss", "best val", "sent up", "time"], title)
     for name, result in results.items():
         table.add_row(
             name,
@@ -91,7 +91,7 @@ def seeds_table(results: Sequence[Mapping[str, Any]], means: Mapping[str, Interv
         "sent up": ("bytes_up", size),
         "time": ("seconds", duration),
     }
-    table = _table(["seed", *columns])
+    table = columns_of(["seed", *columns])
     for result in results:
         table.add_row(str(result["seed"]), *(show(result[name]) for name, show in columns.values()))
     table.add_section()
@@ -124,40 +124,51 @@ def comparison_table(comparison: "Comparison") -> Table:
     }
     keys = comparison.shown
     title = "mean ± 95% interval" + (f" by {', '.join(keys)}" if keys else "")
-    table = _table([*(short(keys) or ["runs"]), "n", *shown], title)
+    table = columns_of([*(short(keys) or ["runs"]), "n", *shown], title)
+    table.columns[0].overflow = "fold"
     for group in comparison.groups:
-        cells = [brief(group.values[key]) for key in keys] or ["all"]
+        cells = [*_beginning(group, keys), str(len(group.runs))]
         for name, show in shown.values():
             mean = group.means.get(name)
             with_interval = name.startswith("test")  # the files have all of them; a line has no room
             cells.append("–" if mean is None else with_margin(mean, show) if with_interval else show(mean.mean))
-        table.add_row(*map(Text, [*cells[: max(1, len(keys))], str(len(group.runs)), *cells[max(1, len(keys)) :]]))
+        table.add_row(*map(Text, cells))
     return table
+
+
+def _beginning(group: "Group", keys: Sequence[str]) -> list[str]:
+    """What a row about a group begins with: its name or, for groups by settings, their values."""
+    return [brief(group.values[key]) for key in keys] or [group.name]
 
 
 def differences_table(comparison: "Comparison") -> Table:
     """One row for each group but the baseline: how far from it, over runs with the same seed."""
-    from fedsieve.analysis.compare import label, short
+    from fedsieve.analysis.compare import short
 
     keys, metric = comparison.shown, comparison.metric
     show = {"bytes_up": size, "bytes_down": size, "seconds": duration}.get(
         metric, points if metric.endswith("accuracy") else number
     )
-    title = f"{metric.replace('_', ' ')} less that of {label(comparison.baseline, comparison)}"
-    table = _table([*short(keys), "pairs", "difference", "p", "p (Holm)"], title)
+    title = f"{metric.replace('_', ' ')} less that of {comparison.baseline.name}"
+    table = columns_of([*(short(keys) or ["runs"]), "pairs", "difference", "p", "p (Holm)"], title)
+    table.columns[0].overflow = "fold"
     for group in comparison.groups:
         if group is comparison.baseline:
             continue
         found = group.difference
-        cells = [brief(group.values[key]) for key in keys]
+        cells = _beginning(group, keys)
         if found is None:
             cells += ["0", "–", "–"]
         else:
-            mean = found.difference.mean
-            amount = with_margin(replace(found.difference, mean=abs(mean)), show)
-            cells += [str(found.difference.count), f"{'-' if mean < 0 else '+'}{amount}", chance(found.p)]
+            cells += [str(found.difference.count), signed(found.difference, show), chance(found.p)]
         table.add_row(*map(Text, [*cells, chance(group.corrected)]))
     return table
+
+
+def signed(difference: Interval, show: Callable[[float], str]) -> str:
+    """A difference with its sign and its interval: +1.5 ± 0.4 points."""
+    amount = with_margin(replace(difference, mean=abs(difference.mean)), show)
+    return f"{'-' if difference.mean < 0 else '+'}{amount}"
 
 
 def points(difference: float) -> str:
@@ -174,26 +185,9 @@ def brief(text: str, limit: int = 20) -> str:
     return text if len(text) <= limit else "…" + text[1 - limit :]
 
 
-def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each group of runs that differ only in the seed, as `report.overview` describes them."""
-    table = _table(["runs", "seeds", "test accuracy", "sent up", "time", "state"])
-    table.columns[0].overflow = "fold"
-
-    def cell(figure: Sequence[Any] | None, show: Callable[[float], str], with_margin: bool = False) -> str:
-        if figure is None:
-            return "–"
-        return show(figure[0]) + (f" ± {show(figure[1])}" if with_margin and figure[1] is not None else "")
-
-    for group in groups:
-        accuracy, up, seconds = (group["figures"][name] for name in ("test_accuracy", "bytes_up", "seconds"))
-        cells = [cell(accuracy, percent, with_margin=True), cell(up, size), cell(seconds, duration)]
-        table.add_row(Text(group["name"]), str(len(group["seeds"])), *cells, group["state"])
-    return table
-
-
 def scores_table(scores: Mapping[str, Mapping[str, float | None]]) -> Table:
     """Figures measured again beside those the run recorded."""
-    table = _table(["", "measured now", "recorded by the run"])
+    table = columns_of(["", "measured now", "recorded by the run"])
     for name, values in scores.items():
         show = percent if name.endswith("accuracy") else number
         table.add_row(name, show(values["measured"]), show(values["recorded"]))
@@ -223,7 +217,7 @@ def layers_table(layers: "Layers", title: str) -> Table:
         return percent(value).replace("100.0%", "100%")  # so that nine columns fit into 80 characters
 
     columns = list(next(iter(layers.blocks.values()), ["all"]))
-    table = _table(["block" if layers.blocks else "layers", *columns], title)
+    table = columns_of(["block" if layers.blocks else "layers", *columns], title)
     for block, row in layers.blocks.items():
         table.add_row(str(block), *map(short, row.values()))
     table.add_section()
@@ -234,7 +228,7 @@ def layers_table(layers: "Layers", title: str) -> Table:
 
 def sweep_table(results: Mapping[str, Any]) -> Table:
     """One row for each arm: what was chosen in it, and its test accuracy over the seeds that are done."""
-    table = _table(["arm", "trials", "chosen", "val", "test (95%)", "seeds"])
+    table = columns_of(["arm", "trials", "chosen", "val", "test (95%)", "seeds"])
     for arm in results["arms"]:
         done = [trial for trial in arm["trials"] if trial["state"] not in ("waiting", "running")]
         scores = [seed["test_accuracy"] for seed in arm["seeds"].values() if seed["test_accuracy"] is not None]
@@ -252,7 +246,7 @@ def sweep_table(results: Mapping[str, Any]) -> Table:
 
 def foretold_table(rows: Sequence[tuple[str, int, float]]) -> Table:
     """What would be run, how often, and how long that would take."""
-    table = _table(["arm", "runs left", "estimate"])
+    table = columns_of(["arm", "runs left", "estimate"])
     for about, left, seconds in rows:
         table.add_row(Text(about), str(left), duration(seconds))
     table.add_section()

@@ -1,5 +1,4 @@
-"use strict";
-// What all pages are made of: elements, numbers for people, scales, figures. Whatever comes from data becomes text
+// What all pages are made of: elements, scales, figures. Whatever comes from data becomes text
 // nodes and attributes, never markup. A chart is a figure with a function `paint`, called when it is on the page and on
 // resizing.
 
@@ -25,35 +24,6 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-// ------------------------------------------------------------------------------------------ numbers for people
-
-const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)}%`);
-const number = (value) => {
-  if (value === null || value === undefined) return "–";
-  const size = Math.abs(value);
-  return size !== 0 && (size < 0.001 || size >= 1e6) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
-};
-const whole = (value) => value.toLocaleString("en-US");
-
-function bytes(count) {
-  if (count === null || count === undefined) return "–";
-  for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (count < 1000) return unit === "B" ? `${Math.round(count)} B` : `${Number(count.toPrecision(3))} ${unit}`;
-    count /= 1000;
-  }
-  return `${count.toFixed(1)} TB`;
-}
-
-function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 60) return `${Number(seconds.toPrecision(seconds < 1 ? 2 : 3))} s`;
-  const minutes = Math.floor(Math.round(seconds) / 60),
-    rest = Math.round(seconds) % 60;
-  return minutes < 60 ? `${minutes} min ${rest} s` : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-}
-
-const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : /(s|x)$/.test(noun) ? "es" : "s"}`;
-
 // ------------------------------------------------------------------------------------------------------ scales
 
 /** Round numbers within [low, high], about `count` of them; `least` apart, which is 1 for what is counted. */
@@ -67,14 +37,16 @@ function ticks(low, high, count, least = 0) {
   return found;
 }
 
+/** Round numbers for a logarithmic axis; where it is so short that there are hardly any, evenly spaced ones. */
 function logTicks(low, high) {
   const found = [];
   const decades = Math.log10(high / low),
     factors = decades > 3 ? [1] : decades > 1.2 ? [1, 3] : [1, 2, 5];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
     for (const factor of factors)
-      if (factor * 10 ** power >= low && factor * 10 ** power <= high) found.push(factor * 10 ** power);
-  return found;
+      if (factor * 10 ** power >= low && factor * 10 ** power <= high)
+        found.push(Number((factor * 10 ** power).toPrecision(12)));
+  return found.length > 1 ? found : ticks(low, high, 4);
 }
 
 function scale(low, high, start, stop, isLog = false) {
@@ -83,6 +55,7 @@ function scale(low, high, start, stop, isLog = false) {
   const a = bend(low),
     b = bend(high) - a || 1;
   const to = (value) => start + ((bend(value) - a) / b) * (stop - start);
+  to.isLog = isLog;
   to.invert = (place) => back(a + ((place - start) / (stop - start)) * b);
   return to;
 }

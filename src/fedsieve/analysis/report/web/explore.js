@@ -166,7 +166,7 @@ function outliers() {
         yFormat: whole,
         yLeast: 1,
         orders: [3],
-        height: 160,
+        tall: 120,
       }),
     count > 0 && element("h3", {}, "The farthest, with their Mahalanobis distances"),
     pictures("outlying", images),

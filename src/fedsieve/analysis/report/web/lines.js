@@ -1,8 +1,11 @@
 // Curves with bands by round, or by anything else that grows.
 
+const TINY = 1e-12; // instead of what a logarithmic axis cannot show
+
 /**
  * Lines with bands. `series`: {name, order, x, y, margin?, n?, seeds?}; `options`: {label, xLabel, xFormat, yFormat,
- * xLeast?: between ticks, yTick?, marks: [[name, x]], isLog, floor, ceiling, at: (value, names) -> head of the tip,
+ * xLeast?: between ticks, xTick?, yTick?, marks: [[name, x]], isLog, isLogY, floor, ceiling,
+ * at: (value, names) -> head of the tip, where?: [[from, to]] -> where curves lie on each other, in words,
  * beside?: (one, k) -> what a row of it says behind the value, range: [low, high] or null, zoom: range -> void}.
  */
 function lines(id, caption, series, options, note = null) {
@@ -24,11 +27,12 @@ function lines(id, caption, series, options, note = null) {
         plot.append(element("svg", { width, height, ondblclick: () => options.zoom(null) }, none));
         return;
       }
-      let [bottomY, topY] = heights(series, low, high);
-      if (options.floor !== undefined) bottomY = Math.max(options.floor, bottomY);
+      const isLogY = options.isLogY && series.every((one) => one.y.every((value) => value > 0));
+      let [bottomY, topY] = heights(series, low, high, isLogY);
+      if (options.floor !== undefined && !isLogY) bottomY = Math.max(options.floor, bottomY);
       if (options.ceiling !== undefined) topY = Math.min(options.ceiling, topY);
       const x = scale(low, high, left, width - right, options.isLog),
-        y = scale(bottomY, topY, height - bottom, top);
+        y = scale(bottomY, topY, height - bottom, top, isLogY);
       const ends = series.map((one) => `${one.name}: ${options.yFormat(one.y.at(-1))} at the end`);
       const label = `${options.label}. ${ends.join("; ")}.`;
       const svg = element("svg", {
@@ -38,33 +42,35 @@ function lines(id, caption, series, options, note = null) {
         tabindex: 0,
         "aria-label": `${label} Arrow keys tell values.`,
       });
-      axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY }, options);
+      axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY, isLogY }, options);
       const around = (room, name) =>
         clipped(name, left - room, top - 6, width - left - right + 2 * room, height - top - bottom + 12);
       svg.append(around(0, `clip-${id}`), around(6, `markers-${id}`)); // a marker at the edge is whole
       const drawn = element("g", { "clip-path": `url(#markers-${id})` });
-      for (const one of series) drawn.append(curve(one, x, y, `url(#clip-${id})`));
+      const steps = sharedSteps(series);
+      series.forEach((one, place) => drawn.append(curve(one, place, steps[place], x, y, `url(#clip-${id})`)));
       svg.append(drawn);
       plot.append(svg);
       const box = { top, bottom: height - bottom, left, right: width - right };
       followPointer(plot, svg, series, seen, x, y, options, box);
     },
-    note,
+    [note, aboutOverlaps(series, options.where)].filter(Boolean).join(" "),
   );
 }
 
 /** What is seen of y: all means, and bands as far as they leave these readable (those of two seeds are very wide). */
-function heights(series, low, high) {
+function heights(series, low, high, isLog) {
+  const [bend, back] = isLog ? [(value) => Math.log(Math.max(value, TINY)), Math.exp] : [Number, Number];
   const points = series
     .flatMap((one) => one.x.map((x, k) => [x, one.y[k], one.margin?.[k] ?? 0]))
     .filter(([x]) => x >= low && x <= high);
-  const means = points.map(([, y]) => y),
-    room = 0.3 * (Math.max(...means) - Math.min(...means)) || Infinity;
+  const means = points.map(([, y]) => bend(y)),
+    room = 0.3 * (Math.max(...means) - Math.min(...means)) || (isLog ? 0.5 : Infinity);
   const [bottom, top] = [Math.min(...means) - room, Math.max(...means) + room];
   return limits(
-    points.flatMap(([, y, margin]) => [Math.max(bottom, y - margin), Math.min(top, y + margin)]),
+    points.flatMap(([, y, margin]) => [Math.max(bottom, bend(y - margin)), Math.min(top, bend(y + margin))]),
     "y",
-  );
+  ).map(back);
 }
 
 function limits(values, kind) {
@@ -85,8 +91,8 @@ function clipped(id, x, y, width, height) {
   return shape;
 }
 
-function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY }, options) {
-  for (const value of ticks(bottomY, topY, 5)) {
+function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, bottomY, topY, isLogY }, options) {
+  for (const value of isLogY ? logTicks(bottomY, topY) : ticks(bottomY, topY, 5)) {
     svg.append(element("line", { class: "gridline", x1: left, x2: width - right, y1: y(value), y2: y(value) }));
     svg.append(
       element(
@@ -101,7 +107,7 @@ function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, b
   let free = -Infinity; // up to where labels are
   for (const value of options.isLog ? logTicks(low, high) : ticks(low, high, count, options.xLeast)) {
     svg.append(element("line", { class: "axis", x1: x(value), x2: x(value), y1: base, y2: base + 4 }));
-    const text = options.xFormat(value),
+    const text = (options.xTick ?? options.xFormat)(value),
       half = 3.5 * text.length + 4;
     if (x(value) - half < free) continue;
     free = x(value) + half;
@@ -124,12 +130,14 @@ function axes(svg, { x, y, width, height, left, right, top, bottom, low, high, b
   }
 }
 
-function curve(one, x, y, clip) {
+/** A curve with its band; `place` is its own among the series, and `steps` those that it shares with others. */
+function curve(one, place, steps, x, y, clip) {
   const group = element("g", { class: "series", "data-series": one.name });
   const points = one.x.map((value, k) => [x(value), y(one.y[k])]);
   for (const places of stretches(one.margin ?? [])) {
     const up = places.map((k) => `${x(one.x[k])},${y(one.y[k] + one.margin[k])}`);
-    const down = places.map((k) => `${x(one.x[k])},${y(one.y[k] - one.margin[k])}`).reverse();
+    const lowest = y.isLog ? TINY : -Infinity;
+    const down = places.map((k) => `${x(one.x[k])},${y(Math.max(lowest, one.y[k] - one.margin[k]))}`).reverse();
     group.append(
       element("path", {
         class: "band",
@@ -140,21 +148,24 @@ function curve(one, x, y, clip) {
       }),
     );
   }
-  group.append(
-    element("path", {
-      class: "curve",
-      "clip-path": clip,
-      d: `M${points.map((point) => point.join(",")).join("L")}`,
-      fill: "none",
-      stroke: colour(one.order),
-      "stroke-width": 2,
-      "stroke-linejoin": "round",
-      "stroke-dasharray": dashes(one.order),
-    }),
-  );
+  for (const piece of points.length > 1 ? pieces(place, steps) : [{ from: 0, to: 0 }])
+    group.append(
+      element("path", {
+        class: "curve",
+        "clip-path": clip,
+        d: `M${points.slice(piece.from, piece.to + 1).map((point) => point.join(",")).join("L")}`,
+        fill: "none",
+        stroke: colour(one.order),
+        "stroke-width": 2,
+        "stroke-linejoin": "round",
+        ...(piece.dashes ?? { "stroke-dasharray": dashes(one.order) }),
+      }),
+    );
   const each = Math.max(1, Math.ceil(points.length / 14)); // markers tell lines apart without covering them
   points.forEach(([px, py], k) => {
-    if (k % each === 0 || k === points.length - 1)
+    const isLast = k === points.length - 1,
+      nth = isLast ? Math.ceil(k / each) : k / each;
+    if ((isLast || k % each === 0) && hasMarker(place, steps[Math.min(k, steps.length - 1)], nth))
       group.append(marker(one.order, px, py, points.length > 30 ? 0.85 : 1));
   });
   return group;
@@ -256,6 +267,6 @@ function followPointer(plot, svg, series, stops, x, y, options, box) {
 function valueText(one, k, options) {
   const margin = one.margin?.[k] ?? null;
   const few = one.n?.[k] < one.seeds && `${one.n[k]} of ${plural(one.seeds, "seed")}`;
-  const value = options.yFormat(one.y[k]) + (margin === null ? "" : ` ± ${options.yFormat(margin)}`);
+  const value = withMargin(one.y[k], margin, options.yFormat);
   return [value, few, options.beside?.(one, k)].filter(Boolean).join(", ");
 }

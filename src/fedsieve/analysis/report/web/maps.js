@@ -1,7 +1,7 @@
 // Heat maps.
 
 const heat = (share) =>
-  `color-mix(in oklab, var(--heat-high) ${(100 * Math.min(1, share)).toFixed(1)}%, var(--heat-low))`;
+  `color-mix(in srgb, var(--heat-high) ${(100 * Math.min(1, share)).toFixed(1)}%, var(--heat-low))`;
 
 /** A heat map with its numbers: `rows`: {label, cells: [number or null]}, of which `most` is the darkest. */
 function numberedMap(id, caption, rows, names, most, { label, rowLabel, format }, note = null) {
@@ -52,7 +52,7 @@ function numberedMap(id, caption, rows, names, most, { label, rowLabel, format }
             element(
               "text",
               {
-                class: share > 0.67 ? "on-high" : share > 0.47 ? "on-middle" : "on-low",
+                class: share > 0.7 ? "on-high" : share > 0.437 ? "on-middle" : "on-low",
                 x: x + each / 2,
                 y: y + 16,
                 "text-anchor": "middle",
@@ -69,17 +69,18 @@ function numberedMap(id, caption, rows, names, most, { label, rowLabel, format }
 }
 
 /** A heat map of many cells, drawn as one path for each of a few shades: sharp in print, and quick for 20,000 cells. */
-function denseMap(id, caption, counts, { label, xLabel, yLabel, tell }, note = null) {
+function denseMap(id, caption, counts, { label, names, xLabel, yLabel, tell }, note = null) {
   const shades = 12,
     most = Math.max(1, ...counts.flat()),
     wide = Math.max(1, ...counts.map((row) => row.length));
   const drawing = (plot, width) => {
     const left = 40,
-      top = 4,
-      bottom = 34;
+      top = 4;
     const each = Math.max(4, Math.min(64, (width - left - 2) / wide)),
       tall = Math.max(3, Math.min(18, 380 / counts.length));
-    const height = top + tall * counts.length + bottom;
+    const labels = labelling(names, each),
+      base = top + tall * counts.length,
+      height = base + labels.height + 18;
     const svg = element("svg", { width: left + each * wide + 2, height, role: "img", "aria-label": label });
     svg.append(element("rect", { class: "none", x: left, y: top, width: each * wide, height: tall * counts.length }));
     const cell = `h${each.toFixed(2)}v${tall.toFixed(2)}h-${each.toFixed(2)}z`;
@@ -103,15 +104,8 @@ function denseMap(id, caption, counts, { label, xLabel, yLabel, tell }, note = n
       svg.append(
         element("text", { x: left - 6, y: top + (value + 0.5) * tall + 4, "text-anchor": "end" }, whole(value)),
       );
-    for (const value of ticks(0, wide - 1, Math.min(10, (each * wide) / 40), 1))
-      svg.append(
-        element(
-          "text",
-          { x: left + (value + 0.5) * each, y: height - bottom + 15, "text-anchor": "middle" },
-          whole(value),
-        ),
-      );
     svg.append(
+      ...labels.texts(left, base),
       element("text", { x: left + each * wide, y: height - 4, "text-anchor": "end" }, xLabel),
       element("text", { x: 0, y: height - 4 }, yLabel),
     );

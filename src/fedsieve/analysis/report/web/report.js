@@ -25,7 +25,7 @@ function render() {
 }
 
 function report() {
-  return [legend(), headline(), learning(), drift(), cost(), density(), holdings(), fairness(), settings(), commands()];
+  return [legend(), headline(), gains(), learning(), drift(), cost(), density(), holdings(), fairness(), settings(), commands()];
 }
 
 const shown = () => data.groups.filter((group) => !state.hidden.has(group.name));
@@ -97,56 +97,6 @@ function legend() {
   );
 }
 
-function headline() {
-  const cell = (figure, format) =>
-    figure
-      ? element(
-          "td",
-          {},
-          format(figure[0]),
-          figure[1] !== null && element("span", { class: "margin" }, ` ± ${format(figure[1])}`),
-        )
-      : element("td", {}, "–");
-  const row = (group) =>
-    element(
-      "tr",
-      { class: state.hidden.has(group.name) ? "off" : null },
-      element("td", {}, named(group), !group.finished && element("span", { class: "badge narrow" }, group.state)),
-      element("td", {}, group.seeds.length),
-      cell(group.figures.test_accuracy, percent),
-      cell(group.figures.test_loss, (value) => value.toFixed(3)),
-      cell(group.figures.best_val_accuracy, percent),
-      element("td", {}, group.figures.bytes_up ? bytes(group.figures.bytes_up[0]) : "–"),
-      element("td", {}, group.figures.seconds ? duration(group.figures.seconds[0]) : "–"),
-      element("td", { class: "text" }, group.finished ? "finished" : element("span", { class: "badge" }, group.state)),
-    );
-  const names = ["run", "seeds", "test accuracy", "test loss", "best validation", "sent up", "time"];
-  return section(
-    "results",
-    "Results",
-    "Means over seeds of finished runs; bytes from clients to server and time are those of one run.",
-    element(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of results" },
-      element(
-        "table",
-        {},
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            names.map((name) => element("th", { scope: "col" }, name)),
-            element("th", { scope: "col", class: "text" }, "state"),
-          ),
-        ),
-        element("tbody", {}, data.groups.map(row)),
-      ),
-    ),
-  );
-}
-
 // ------------------------------------------------------------------------------------- settings and commands
 
 function folding(id, summary, ...content) {
@@ -164,37 +114,8 @@ function folding(id, summary, ...content) {
 }
 
 function settings() {
-  const table = (label, names, rows) =>
-    element(
-      "div",
-      { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
-      element(
-        "table",
-        { class: "dense" },
-        element(
-          "thead",
-          {},
-          element(
-            "tr",
-            {},
-            names.map((name, k) => element("th", { scope: "col", class: k ? "text" : null }, name)),
-          ),
-        ),
-        element(
-          "tbody",
-          {},
-          rows.map((row) =>
-            element(
-              "tr",
-              {},
-              row.map((text, k) => element("td", { class: k ? "text wrap" : null }, text)),
-            ),
-          ),
-        ),
-      ),
-    );
   const differing = data.differing.length
-    ? table(
+    ? textTable(
         "Table of settings that differ",
         ["setting", ...data.groups.map((group) => group.name)],
         data.differing.map((name) => [name, ...data.groups.map((group) => group.settings[name])]),
@@ -204,12 +125,12 @@ function settings() {
   return section(
     "settings",
     "Settings",
-    "What differs between the runs, the seed aside.",
+    "What differs between the runs, the seed aside, and has an effect; – where there is nothing to set.",
     differing,
     folding(
       "common",
-      `${whole(common.length)} settings that all have in common`,
-      table("Table of settings in common", ["setting", "value"], common),
+      `${whole(common.length)} settings that all have in common, as far as they apply`,
+      textTable("Table of settings in common", ["setting", "value"], common),
     ),
   );
 }

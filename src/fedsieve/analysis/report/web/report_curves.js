@@ -26,6 +26,7 @@ function byRound(id, title, field, format, extra = {}) {
     ...extra,
     at: (value, names) => `round ${whole(value)}${phasesAt(names, value)}`,
     range: state.range,
+    where: inRounds,
     zoom: (range) => {
       state.range = range;
       render();
@@ -71,7 +72,6 @@ function switched(id, title, fields) {
 function learning() {
   const accuracy = switched("accuracy", "Accuracy", ["val_accuracy", "test_accuracy"]),
     loss = switched("loss", "Loss", ["val_loss", "train_loss", "test_loss"]);
-  const short = (value) => `${Number((100 * value).toFixed(2))}%`;
   const reset =
     state.range &&
     element(
@@ -89,8 +89,8 @@ function learning() {
   return section(
     "learning",
     "Learning",
-    "Bands are 95% intervals over seeds, dotted lines the beginnings of phases. Point at a chart for its values; " +
-      "drag over rounds to look closer, double-click to see all again.",
+    "Bands are 95% intervals over seeds, dotted lines the beginnings of phases. The scale of losses is logarithmic. " +
+      "Point at a chart for its values; drag over rounds to look closer, double-click to see all again.",
     reset,
     element(
       "div",
@@ -99,9 +99,9 @@ function learning() {
         label: "Accuracy",
         floor: 0,
         ceiling: 1,
-        yTick: short,
+        yTick: onAxis(percent),
       }),
-      byRound("loss", ...loss, number, { label: "Loss", floor: 0 }),
+      byRound("loss", ...loss, decimals, { label: "Loss", floor: 0, isLogY: true, yTick: number }),
     ),
   );
 }
@@ -109,14 +109,14 @@ function learning() {
 function drift() {
   const charts = [
     byRound("drift", "Drift of a client", "drift_mean", number, { label: "Drift", floor: 0 }),
-    byRound("cosine", "Agreement of clients", "cosine", number, { label: "Cosine" }),
+    byRound("cosine", "Cosine of clients' updates", "cosine", decimals, { label: "Cosine", yTick: number }),
   ];
   if (!charts.some(Boolean)) return null;
   return section(
     "drifting",
     "How clients drift",
     "Drift: the distance of a client's weights from those it received, on average over the round's clients. " +
-      "Agreement: the mean cosine between two clients' updates, 1 if all pull the same way.",
+      "Cosine: the mean over pairs of clients of the cosine of their updates, 1 if all pull the same way.",
     element("div", { class: "grid" }, charts),
   );
 }
@@ -134,16 +134,17 @@ function cost() {
         label: "Validation accuracy against bytes sent",
         xLabel: "sent so far, up and down",
         xFormat: bytes,
+        xTick: onAxis(bytes),
         yFormat: percent,
         isLog: true,
         floor: 0,
         ceiling: 1,
-        yTick: (value) => `${Number((100 * value).toFixed(2))}%`,
+        yTick: onAxis(percent),
         at: bytes,
         beside: (one, k) => `round ${whole(one.round[k])}`,
       }),
-    byRound("seconds", "Time of a round", "seconds", duration, { label: "Time", floor: 0 }),
-    rows.length > 0 && bars("phases", "Time of phases", rows, duration, "Time in rounds; phases from left to right."),
+    byRound("seconds", "Time of a round", "seconds", duration, { label: "Time", floor: 0, yTick: onAxis(duration) }),
+    rows.length > 0 && bars("phases", "Time of phases", rows, duration, "Time in rounds; phases in their order."),
   ];
   return section("cost", "What it costs", null, element("div", { class: "grid" }, charts));
 }

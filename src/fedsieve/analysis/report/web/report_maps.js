@@ -75,6 +75,7 @@ function holdings() {
       counts,
       {
         label: `Samples by client and class. ${about}`,
+        names: split.classes,
         xLabel: "class",
         yLabel: "client",
         tell,
@@ -122,7 +123,7 @@ function fairness() {
         yFormat: whole,
         yLeast: 1,
         orders: [group.order],
-        height: 150,
+        tall: 116,
         names: false,
         tick: (k) => (((100 * k) / bins) % 25 === 0 ? `${(100 * k) / bins}%` : null),
       },
