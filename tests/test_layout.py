@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "fedsieve"
 LAYERS = [
     ["errors", "randomness", "observe.profile", "observe.callbacks", "observe.numbers"],
     ["files", "wire", "privacy"],
-    ["config", "sieve.rules"],  # and the registries, which import no part before it is used
+    ["config", "sieve.rules", "federate.schedule"],  # and the registries, which import no part before it is used
     ["data"],
     ["model"],
     ["sieve"],
@@ -29,8 +29,8 @@ LAYERS = [
     ["cli"],
     ["__main__"],
 ]
-REGISTRIES = [f"federate.{slot}" for slot in ("methods", "aggregators", "server_optimizers", "selection")]
-SIEVE = {"config.mask_settings", "errors", "files.atomic", "model.flat", "model.vit", "sieve"}
+REGISTRIES = [f"federate.{slot}" for slot in ("methods", "aggregators", "server_optimizers", "selection")] + ["data"]
+SIEVE = {"config.mask_settings", "config.registry", "errors", "files.atomic", "model.flat", "model.vit", "sieve"}
 
 
 def module_name(path: Path) -> str:

@@ -70,6 +70,7 @@ def plan(experiment: Experiment, context: RunContext) -> list[Phase]:
             what = f"phases.{number}.aggregate: {option(settings.aggregate)} needs single updates"
             raise InputError(f"{what}, which clients.secure: zero_sum hides; use mean or active")
         aggregator = partial(aggregator, settings_of(settings.aggregate))
+        step = SERVER_OPTIMIZERS[option(settings.server_optimizer)](settings_of(settings.server_optimizer))
         method = METHODS[option(settings.method)](settings_of(settings.method), scope, aggregator, step)
         phases.append(Phase(len(phases), settings, scope, method, clients.per_round, altered(scope, phases)))
     return phases
@@ -104,7 +105,7 @@ def mask_source(context: RunContext, phase: Phase, start: Tensor | None, folder:
     settings, experiment = phase.settings, context.experiment
     if settings.mask is None:
         return None
-    if settings.mask.calibration_rounds > 1 and not settings.mask.by_sensitivity and settings.mask.file is None:
+    if settings.mask.calibration_rounds > 1 and not settings.mask.looks_at_data and settings.mask.file is None:
         context.note(f"calibration_rounds changes nothing for rule {settings.mask.rule}; one is enough")
     files = None
     if folder is not None:

@@ -1,10 +1,12 @@
 """How a client trains in a round."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from fedsieve.config.registry import named
 from fedsieve.config.settings import Count, Real, Repeats, Settings
+from fedsieve.federate.schedule import SCHEDULES
 
 
 class LocalSettings(Settings):
@@ -17,7 +19,7 @@ class LocalSettings(Settings):
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: Real = 1e-4
     nesterov: bool = False
-    schedule: Literal["cosine", "constant", "linear"] = "cosine"
+    schedule: named(SCHEDULES) = "cosine"  # type: ignore[valid-type]
     clip_norm: Annotated[Real, Field(gt=0)] | None = None
 
     @model_validator(mode="after")

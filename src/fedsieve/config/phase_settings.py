@@ -12,6 +12,7 @@ from fedsieve.config.scope_settings import Train
 from fedsieve.config.settings import Repeats, Settings
 from fedsieve.federate.aggregators import AGGREGATORS
 from fedsieve.federate.methods import METHODS
+from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 
 
 class PhaseSettings(Settings):
@@ -22,6 +23,7 @@ class PhaseSettings(Settings):
     mask: MaskSettings | None = None
     method: choice(METHODS) = "fedavg"  # type: ignore[valid-type]
     aggregate: choice(AGGREGATORS) = "mean"  # type: ignore[valid-type]
+    server_optimizer: choice(SERVER_OPTIMIZERS) = "sgd"  # type: ignore[valid-type]
     optimizer_state: Literal["reset", "carry"] | None = None  # None: carry with one client, else reset
 
     @field_validator("name")

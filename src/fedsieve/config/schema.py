@@ -67,6 +67,7 @@ class Experiment(Settings):
     analyze: AnalyzeSettings = AnalyzeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     track: Annotated[tuple[Tracker, ...], FromList, _one_is_a_list] = ()
+    plugins: Annotated[tuple[str, ...], FromList, _one_is_a_list] = ()  # users' Python files with parts of their own
     expect: ExpectSettings | None = None
 
     @field_validator("workers", "threads", mode="before")
@@ -150,6 +151,7 @@ class Experiment(Settings):
                 "data": data,
                 "model": model,
                 "phases": phases,
+                "plugins": tuple(absolute(path) or path for path in self.plugins),
             }
         )
 
@@ -171,12 +173,14 @@ class Experiment(Settings):
         return workers, threads
 
     def same_outcome(self, other: "Experiment") -> bool:
-        """Whether the other experiment ends in the same model, to the bit."""
-        return self.outcome() == other.outcome()
+        """Whether the other experiment ends in the same model, to the bit, if plugins of the same name are the same."""
+        mine, others = (one.outcome().model_dump(mode="json") for one in (self, other))  # parts may not be loaded
+        return mine == others
 
     def outcome(self) -> "Experiment":
-        """Only what the model depends on: workers, trackers and expected figures do not matter."""
-        return self.model_copy(update={"workers": 1, "track": (), "expect": None})
+        """Only what the model depends on: workers, trackers, expected figures and plugins' folders do not matter."""
+        names = tuple(sorted(Path(path).name for path in self.plugins))
+        return self.model_copy(update={"workers": 1, "track": (), "expect": None, "plugins": names})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110)

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsieve.config.decorators import CALLBACKS, KINDS
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.worker_pool import WorkerPool
-from fedsieve.federate.methods import METHODS
 from fedsieve.phase import Phase
 
 
@@ -16,9 +16,12 @@ from fedsieve.phase import Phase
 def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterator[Serial | WorkerPool]:
     """The engine for the experiment's number of workers; its processes end with this context."""
     runtime = ClientRuntime(context, phases, folder)
-    if context.experiment.workers != 1 and METHODS.is_changed:
-        context.note("methods that were added in this process are not known to others; going on in one process")
-    if context.experiment.workers == 1 or METHODS.is_changed:
+    is_changed = any(registry.is_changed for registry in KINDS.values() if registry is not CALLBACKS)
+    if context.experiment.workers != 1 and is_changed:
+        context.note(
+            "parts that were added in this process are not known to others; going on in one process (plugins are known)"
+        )
+    if context.experiment.workers == 1 or is_changed:
         yield Serial(runtime)
         return
     pool = WorkerPool(runtime)
