@@ -115,6 +115,10 @@ def _find_plugins(folder: Path, more: Sequence[str | Path], data: dict[str, Any]
         data["plugins"] = all_paths([folder / Path(path).expanduser() for path in listed], more)
 
 
+def _find_plugins_from_here(data: dict[str, Any]) -> None:
+    _find_plugins(Path(), (), data)
+
+
 def all_paths(*several: Iterable[str | Path]) -> list[str]:
     """Absolute paths, each once."""
     return list(dict.fromkeys(absolute(str(path)) or "" for paths in several for path in paths))
@@ -148,7 +152,7 @@ def parse(
     source: str,
     overrides: Sequence[str] = (),
     translate: Callable[[dict[str, Any]], None] = _as_it_is,
-    finish: Callable[[dict[str, Any]], None] = partial(_find_plugins, Path(), ()),
+    finish: Callable[[dict[str, Any]], None] = _find_plugins_from_here,
 ) -> Parsed:
     """YAML text as checked settings of some kind; errors name their line.
 
