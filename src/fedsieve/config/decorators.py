@@ -114,13 +114,14 @@ def callback(name: Any = None) -> Any:
 def _decorated(kind: str, given: Any, mark: Decorator = lambda part: part) -> Any:
     """The part itself, if the decorator stands without brackets, or a decorator."""
     if given is None or isinstance(given, str):
-        return lambda part: _registered(kind, given or snake_case(getattr(part, "__name__", "")), mark(part))
-    return _registered(kind, snake_case(getattr(given, "__name__", "")), mark(given))
+        return lambda part: mark(_registered(kind, given, part))
+    return mark(_registered(kind, None, given))
 
 
-def _registered(kind: str, name: str, part: Any) -> Any:
+def _registered(kind: str, name: str | None, part: Any) -> Any:
     if not callable(part):
         raise InputError(f"a {kind} is {type(part).__name__}; put the decorator before a function or class")
+    name = name or snake_case(getattr(part, "__name__", ""))
     if kind in CLASSES and not isinstance(part, type):
         raise InputError(f"{kind} '{name}' is a function; write it as a class")
     if kind == "callback" and not issubclass(part, Callback):

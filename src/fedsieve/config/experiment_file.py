@@ -112,7 +112,7 @@ def _find_plugins(folder: Path, more: Sequence[str | Path], data: dict[str, Any]
     listed = data.get("plugins")
     listed = [listed] if isinstance(listed, str) else [] if listed is None else listed
     if (listed or more) and isinstance(listed, list) and all(isinstance(path, str) for path in listed):
-        data["plugins"] = all_paths([folder / Path(path).expanduser() for path in listed], more)
+        data["plugins"] = all_paths([path if path.startswith("~") else folder / path for path in listed], more)
 
 
 def _find_plugins_from_here(data: dict[str, Any]) -> None:
@@ -172,9 +172,9 @@ def parse(
 def validated(kind: type[Parsed], data: dict[str, Any], places: dict[Location, str]) -> Parsed:
     """Settings as a checked model. Parts of plugins that are listed but not loaded are kept as they are."""
     plugins = data.get("plugins") if kind is Experiment else None
-    are_loaded = not isinstance(plugins, list) or are_active(plugins)
+    listed = [path for path in plugins if isinstance(path, str)] if isinstance(plugins, list) else []
     try:
-        with nullcontext() if are_loaded else unknown_parts_accepted():
+        with nullcontext() if are_active(listed) else unknown_parts_accepted():
             return kind.model_validate(data)
     except ValidationError as error:
         raise InputError(_explain(error, data, places)) from None

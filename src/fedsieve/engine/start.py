@@ -4,19 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsieve.config.decorators import CALLBACKS, KINDS
+from fedsieve.config.decorators import KINDS
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.phase import Phase
 
+AT_CLIENTS = ("rule", "method", "schedule", "split", "data set")  # the kinds of parts that worker processes use
+
 
 @contextmanager
 def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterator[Serial | WorkerPool]:
     """The engine for the experiment's number of workers; its processes end with this context."""
     runtime = ClientRuntime(context, phases, folder)
-    is_changed = any(registry.is_changed for registry in KINDS.values() if registry is not CALLBACKS)
+    is_changed = any(KINDS[kind].is_changed for kind in AT_CLIENTS)
     if context.experiment.workers != 1 and is_changed:
         context.note(
             "parts that were added in this process are not known to others; going on in one process (plugins are known)"

@@ -44,9 +44,9 @@ from fedsieve.observe.tracking import tracked
 from fedsieve.observe.user_callbacks import with_users_callbacks
 from fedsieve.phase import Phase, check_mask_files, plan
 from fedsieve.runs.checkpoint import Checkpoint, Progress
-from fedsieve.runs.folder import PLUGINS, RunFolder, settled
+from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.model_file import load_classifier
-from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.runs.read import PLUGINS, digests_in, read_experiment, read_result, sha256_of
 from fedsieve.sieve.sensitivity import ADVICE
 
 
@@ -216,10 +216,14 @@ def evaluate_run(
     """
     recorded = read_result(path)
     experiment = elsewhere(read_experiment(path), overrides)
-    given = {Path(one).name for one in plugins}
+    given = {Path(one).name: Path(one) for one in plugins}
     if missing := [name for one in experiment.plugins if (name := Path(one).name) not in given]:
         copies = " ".join(f"--plugin {path / PLUGINS / name}" for name in missing)
         raise InputError(f"{path} was made with plugins, which are executed only if you name them; add {copies}")
+    for name, file in given.items():
+        digest = digests_in(recorded).get(f"{PLUGINS}/{name}")
+        if digest is not None and file.is_file() and sha256_of(file) != digest:
+            raise InputError(f"plugin {file} was changed since the run in {path} began; give it as it was")
     with with_plugins(experiment.model_copy(update={"plugins": ()}), plugins) as known:
         return _evaluate(known.resolved(), path, recorded)
 

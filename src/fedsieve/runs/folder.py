@@ -27,11 +27,10 @@ from fedsieve.runs import checkpoint
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
 from fedsieve.runs.client_memory import ClientStore
 from fedsieve.runs.model_file import description
-from fedsieve.runs.read import read_experiment, read_metrics, with_digests
+from fedsieve.runs.read import PLUGINS, read_experiment, read_metrics, with_digests
 
 FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
 START = "start.safetensors"
-PLUGINS = "plugins"  # copies of the experiment's, for readers; only what the user names is ever executed
 PARTS = ("checkpoints/.*.partial", "masks/*/.*.partial")
 PARTIAL = re.compile(r"\.((\d{8,}|start|shared|client-\d{6,})\.safetensors|bytes\.json)\.partial")
 CHECKPOINT_SHARE = 0.05  # of the time may be spent on checkpoints; the first round always gets one
@@ -118,8 +117,8 @@ class RunFolder:
         for path in self.damaged:
             path.replace(path.with_suffix(".damaged"))
         self._found = [one.companions for one in found]
+        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())  # first: it says that the folder is ours
         self._keep_plugins()
-        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
         self._restore_metrics(self._found[0] if self._found else Companions())
         return newest
 
