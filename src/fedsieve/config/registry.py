@@ -79,7 +79,7 @@ class Registry(MutableMapping[str, Any]):
 
     def accepts(self, name: str) -> bool:
         """Whether a setting may name this part."""
-        return name in self._parts or _accepts_unknown.get()
+        return name in self._parts or (_accepts_unknown.get() and name != "")
 
     @property
     def names(self) -> str:

@@ -18,8 +18,8 @@ def with_users_callbacks(experiment: Experiment, out: Path, callback: Callback) 
         return callback
     everybody = Everybody(callback)
     for name, kind in CALLBACKS.items():
-        with_name = everybody.users[name] = kind()
-        everybody.tell(name, with_name.attached, experiment, out)
+        made = everybody.users[name] = kind()
+        everybody.tell(name, made.attached, experiment, out)
     return everybody
 
 

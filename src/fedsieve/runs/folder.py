@@ -65,6 +65,7 @@ class RunFolder:
                     "give the name of a new folder"
                 )
             return
+        self._refuse_changed_plugins()  # first: its experiment.yaml may name what they no longer have
         earlier = read_experiment(self.path)
         if not earlier.same_outcome(self.experiment):
             there, here = (one.outcome().model_dump(mode="json") for one in (earlier, self.experiment))
@@ -73,7 +74,6 @@ class RunFolder:
                 f"--out {self.path} holds a different run ({key} is {old} in its experiment.yaml, {new} here); "
                 "give another folder"
             )
-        self._refuse_changed_plugins()
         if not self.resume:
             way = "give another folder" if self.is_finished else "add --resume to go on with it, or give another folder"
             state = "a finished run" if self.is_finished else "an unfinished run"
