@@ -66,7 +66,7 @@ def shortened(preset: str, data: Path) -> Experiment:
     split, select = small.clients.split, small.clients.select
     if isinstance(split, ClassesSplit) and split.assign == "random":
         update["count"] = load_experiment(preset).clients.count  # ten clients would draw few of the classes
-        if any(phase.mask and phase.mask.by_sensitivity for phase in small.phases):
+        if any(phase.mask and phase.mask.looks_at_data for phase in small.phases):
             update["fraction"] = 0.2  # to calibrate a hundred masks in each epoch would take long
     if option(select) == "high_loss":
         candidates = update.get("count", small.clients.count)

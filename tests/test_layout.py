@@ -14,7 +14,7 @@ SOURCE = ROOT / "src" / "fedsieve"
 LAYERS = [
     ["errors", "randomness", "observe.profile", "observe.callbacks", "observe.numbers"],
     ["files", "wire", "privacy"],
-    ["config", "sieve.rules"],  # and the registries, which import no part before it is used
+    ["config", "sieve.rules", "federate.schedule"],  # and the registries, which import no part before it is used
     ["data"],
     ["model"],
     ["sieve"],
@@ -30,10 +30,11 @@ LAYERS = [
     ["__main__"],
 ]
 SLOTS = ("methods", "aggregators", "server_optimizers", "local_optimizers", "selection")
-REGISTRIES = [f"federate.{slot}" for slot in SLOTS]
+REGISTRIES = [f"federate.{slot}" for slot in SLOTS] + ["data"]
 SIEVE = {
     "config.mask_settings",
     "config.refusals",
+    "config.registry",
     "config.settings",
     "errors",
     "files.atomic",

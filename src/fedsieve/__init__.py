@@ -8,17 +8,63 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedsieve.config.decorators import (
+        aggregator,
+        callback,
+        dataset,
+        method,
+        rule,
+        schedule,
+        selection,
+        server_optimizer,
+        split,
+    )
     from fedsieve.config.experiment_file import load_experiment, parse_experiment
+    from fedsieve.config.settings import Settings
     from fedsieve.experiment import run
+    from fedsieve.observe.callbacks import Callback
     from fedsieve.sieve.adamw import SparseAdamW
     from fedsieve.sieve.calibrate import calibrate
     from fedsieve.sieve.mask import Mask
     from fedsieve.sieve.sgdm import SparseSGDM
 
 __version__ = "0.1.0"
-__all__ = ["Mask", "SparseAdamW", "SparseSGDM", "calibrate", "load_experiment", "parse_experiment", "run"]
+__all__ = [
+    "Callback",
+    "Mask",
+    "Settings",
+    "SparseAdamW",
+    "SparseSGDM",
+    "aggregator",
+    "calibrate",
+    "callback",
+    "dataset",
+    "load_experiment",
+    "method",
+    "parse_experiment",
+    "rule",
+    "run",
+    "schedule",
+    "selection",
+    "server_optimizer",
+    "split",
+]
 
+DECORATORS = (
+    "rule",
+    "method",
+    "aggregator",
+    "server_optimizer",
+    "selection",
+    "split",
+    "schedule",
+    "dataset",
+    "callback",
+)
 PLACES = {
+    **dict.fromkeys(DECORATORS, "config.decorators"),
+    "Callback": "observe.callbacks",
+    "Settings": "config.settings",
     "Mask": "sieve.mask",
     "SparseAdamW": "sieve.adamw",
     "SparseSGDM": "sieve.sgdm",

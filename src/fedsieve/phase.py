@@ -106,7 +106,7 @@ def mask_source(context: RunContext, phase: Phase, start: Tensor | None, folder:
     settings, experiment = phase.settings, context.experiment
     if settings.mask is None:
         return None
-    if settings.mask.calibration_rounds > 1 and not settings.mask.by_sensitivity and settings.mask.file is None:
+    if settings.mask.calibration_rounds > 1 and not settings.mask.looks_at_data and settings.mask.file is None:
         context.note(f"calibration_rounds changes nothing for rule {settings.mask.rule}; one is enough")
     files = None
     if folder is not None:

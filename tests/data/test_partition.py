@@ -11,8 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedsieve.config.partition_settings import ClassesSplit, DirichletSplit, FlwrSplit, IidSplit
+from fedsieve.data import SPLITS
 from fedsieve.data import partition as module
-from fedsieve.data.partition import SPLITS, Split, split_clients
+from fedsieve.data.partition import Split, split_clients
 from fedsieve.errors import InputError
 
 quick = settings(deadline=None, max_examples=60)

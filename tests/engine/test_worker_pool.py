@@ -20,6 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from fedsieve.config.registry import Registry
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import Settings
 from fedsieve.context import RunContext
@@ -310,8 +311,9 @@ def test_workers_that_cannot_be_replaced(
 
 
 def test_workers_that_cannot_start(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that only this process knows, as in a script that adds its own: then it does everything itself."""
+    """A rule that only this process knows, and this goes unnoticed at first: then it does everything itself."""
     monkeypatch.setitem(rules.RULES, "biggest", rules.RULES["largest_magnitude"])
+    monkeypatch.setattr(Registry, "is_changed", False)
     made = WorkerPool.__init__
 
     def wait_first(self: WorkerPool, *arguments: object) -> None:

@@ -152,7 +152,7 @@ def test_what_holds_for_every_rule(
 
     mask = made()
     chain = [*seen, mask]
-    asked = rounds if settings.by_sensitivity and 1 - sparsity < 1 else 0
+    asked = rounds if settings.looks_at_data and 1 - sparsity < 1 else 0
     assert len(seen) == asked
     for r, (before, after) in enumerate(itertools.pairwise(chain), start=1):
         assert after <= before  # never revives a weight

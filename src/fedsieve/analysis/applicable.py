@@ -7,8 +7,10 @@ from pydantic import BaseModel
 from fedsieve.config.dotted import flat
 from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.config.schema import Experiment
+from fedsieve.config.settings import option
 
 UNIMPORTANT = {"workers", "threads", "track", "expect"}  # the outcome does not depend on them
+UNWEIGHTED = ("median", "trimmed_mean")  # aggregators for which all clients count the same
 CHOOSING = ["rule", "sparsity", "calibration_rounds", "damping", "fisher", "scope", "draw", "unit", "across"]
 
 
@@ -26,7 +28,11 @@ def _without_effect(experiment: Experiment) -> list[str]:
         found += [f"clients.{name}" for name in ("fraction", "weighting", "norm_limit")]
     if experiment.data.validation == 0:
         found.append("evaluate.sample")
+    if experiment.phases and all(option(phase.aggregate) in UNWEIGHTED for phase in experiment.phases):
+        found.append("clients.weighting")
     for number, phase in enumerate(experiment.phases):
+        if option(phase.local.optimizer) != "sgd":
+            found += [f"phases.{number}.local.momentum", f"phases.{number}.local.nesterov"]
         if phase.mask is not None:
             found += [f"phases.{number}.mask.{name}" for name in _without_effect_in_mask(phase.mask)]
     return found
@@ -43,7 +49,7 @@ def _without_effect_in_mask(mask: MaskSettings) -> list[str]:
         found.append("draw")
     if mask.unit == "tensor":
         found.append("keep_alive")
-    if not mask.by_sensitivity:
+    if not mask.looks_at_data:
         found += ["calibration_rounds", "damping", "fisher"]
     else:
         found += ["damping"] if mask.calibration_rounds == 1 else []

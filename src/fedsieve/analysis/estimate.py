@@ -76,7 +76,7 @@ def _scored(experiment: Experiment, phase: PhaseSettings, held: float) -> float:
     fisher = getattr(method, "fisher", None)  # a method that scores weights scores those of every client
     scored = clients.count * min(fisher.samples, held) if fisher is not None else 0.0
     mask = phase.mask
-    if mask is None or not mask.by_sensitivity:
+    if mask is None or not mask.looks_at_data:
         return scored
     looks = mask.calibration_rounds * _masks(mask, phase, clients.count, clients.per_round)
     return scored + looks * (mask.fisher.samples if mask.scope == "server" else min(mask.fisher.samples, held))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fedsieve.config.model_settings import RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings
+from fedsieve.config.runnable import with_plugins
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
@@ -31,7 +32,11 @@ def calibrate_phase(
     It is the one of all clients or, with `scope: client`, that of `client`; if masks are drawn anew, the first.
     What comes before the phase is run first, into `out`/before, or taken from there.
     """
-    experiment, callback = experiment.resolved(), callback or Callback()
+    with with_plugins(experiment) as known:
+        return _calibrate(known.resolved(), out, phase, client, callback or Callback())
+
+
+def _calibrate(experiment: Experiment, out: Path, phase: str | None, client: int, callback: Callback) -> Mask:
     index = masked_phase(experiment, phase)
     settings, count = experiment.phases[index], experiment.clients.count
     assert settings.mask is not None

@@ -18,6 +18,10 @@ OverridesArgument = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Changes to it: clients.count=20 phases.0.rounds=5"),
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+PluginsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE", help="A Python file with parts of your own; repeatable (docs/extend.md)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print data instead of a table.")]
 
 

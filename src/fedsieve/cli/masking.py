@@ -12,6 +12,7 @@ from fedsieve.cli.arguments import (
     JsonOption,
     NewFolderOption,
     OverridesArgument,
+    PluginsOption,
     console,
     new_folder,
 )
@@ -35,6 +36,7 @@ mask_app = typer.Typer(
 
 @mask_app.command("calibrate")
 def mask_calibrate(
+    context: typer.Context,
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,
     out: NewFolderOption = None,
@@ -43,14 +45,16 @@ def mask_calibrate(
     ] = None,
     client: Annotated[int, typer.Option(metavar="N", help="Whose mask, where each client has its own.")] = 0,
     as_json: JsonOption = False,
+    plugins: PluginsOption = None,
 ) -> None:
     """Calibrate the mask of a phase as a run would, save it, and show how dense it is where.
 
     The phases before it are run first, into DIR/before; after an interruption the same command goes on there.
     """
-    from fedsieve.config.experiment_file import experiment_name, load_experiment
+    from fedsieve.config.experiment_file import experiment_name
+    from fedsieve.config.runnable import loaded
 
-    settings = load_experiment(experiment, overrides or [])
+    settings = context.with_resource(loaded(experiment, overrides or [], plugins or []))
     folder = out or new_folder(f"{experiment_name(experiment)}-mask")
     from fedsieve.analysis.phase_mask import calibrate_phase
     from fedsieve.analysis.report.plots import plot_density

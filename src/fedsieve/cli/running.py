@@ -13,6 +13,7 @@ from fedsieve.cli.arguments import (
     JsonOption,
     NewFolderOption,
     OverridesArgument,
+    PluginsOption,
     RunArgument,
     console,
     new_folder,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(
+    context: typer.Context,
     experiment: ExperimentArgument,
     overrides: OverridesArgument = None,
     out: NewFolderOption = None,
@@ -33,12 +35,14 @@ def run(
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, help="Repeat it with N seeds, from its own on, into DIR/seed-….")
     ] = 1,
+    plugins: PluginsOption = None,
 ) -> None:
     """Run an experiment, and write its metrics, model and result to a folder."""
     started = time.perf_counter()
-    from fedsieve.config.experiment_file import experiment_name, load_experiment
+    from fedsieve.config.experiment_file import experiment_name
+    from fedsieve.config.runnable import loaded as loaded_experiment
 
-    settings = load_experiment(experiment, overrides or [])
+    settings = context.with_resource(loaded_experiment(experiment, overrides or [], plugins or []))
     if resume and out is None:
         raise InputError("--resume needs to know which run to go on with; add --out DIR")
     folder = out or new_folder(experiment_name(experiment))
@@ -84,12 +88,14 @@ PlacesArgument = Annotated[
 ]
 
 
-def evaluate(run: RunArgument, overrides: PlacesArgument = None, as_json: JsonOption = False) -> None:
+def evaluate(
+    run: RunArgument, overrides: PlacesArgument = None, as_json: JsonOption = False, plugins: PluginsOption = None
+) -> None:
     """Score a finished run's model again, on its validation and test sets."""
     from fedsieve.analysis.report.tables import scores_table
     from fedsieve.experiment import evaluate_run
 
-    scores = evaluate_run(run, overrides or ())
+    scores = evaluate_run(run, overrides or (), plugins or ())
     if as_json:
         print(json.dumps(scores))
     else:

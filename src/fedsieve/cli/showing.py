@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.cli.arguments import ExperimentArgument, JsonOption, OverridesArgument, console
+from fedsieve.cli.arguments import ExperimentArgument, JsonOption, OverridesArgument, PluginsOption, console
 from fedsieve.errors import InputError
 
 
@@ -38,7 +38,7 @@ def _print_listed(heading: str, about: dict[str, str]) -> None:
 
 
 def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) -> None:
-    """Print an experiment as YAML, with every default filled in."""
+    """Print an experiment as YAML, with every default filled in; settings of plugins' parts as they are given."""
     from fedsieve.config.experiment_file import load_experiment
 
     print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
@@ -73,13 +73,14 @@ def split(
     overrides: OverridesArgument = None,
     png: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it.")] = Path("split.png"),
     as_json: JsonOption = False,
+    plugins: PluginsOption = None,
 ) -> None:
     """Show which client holds how many samples of which class."""
-    from fedsieve.config.experiment_file import load_experiment
+    from fedsieve.config.runnable import loaded
     from fedsieve.data.roles import class_counts
 
-    settings = load_experiment(experiment, overrides or []).resolved()
-    counts, classes, notes = class_counts(settings)
+    with loaded(experiment, overrides or [], plugins or []) as settings:
+        counts, classes, notes = class_counts(settings.resolved())
     if as_json:
         clients = [{classes[k]: int(row[k]) for k in row.nonzero()[0]} for row in counts]
         rows = [

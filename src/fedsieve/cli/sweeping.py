@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from fedsieve.cli.arguments import OverridesArgument, console, reachable
+from fedsieve.cli.arguments import OverridesArgument, PluginsOption, console, reachable
 from fedsieve.errors import RunError
 
 
 def sweep(
+    context: typer.Context,
     file: Annotated[
         str,
         typer.Argument(metavar="SWEEP", help="A sweep file, or one of `fedsieve presets`."),
@@ -22,14 +23,15 @@ def sweep(
         int | None, typer.Option(metavar="N", min=1, help="With how many seeds to repeat what was chosen.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and about how long.")] = False,
+    plugins: PluginsOption = None,
 ) -> None:
     """Try the settings of a sweep file, choose by validation accuracy, and repeat what was chosen with several seeds.
 
     The same command goes on after an interruption; started twice, two processes share the work.
     """
-    from fedsieve.analysis.sweep.sweep_file import load_sweep
+    from fedsieve.analysis.sweep.sweep_file import loaded_sweep
 
-    settings = load_sweep(file, overrides or [])
+    settings = context.with_resource(loaded_sweep(file, overrides or [], plugins or []))
     if seeds is not None:
         settings = settings.model_copy(update={"seeds": seeds})
     folder = out or Path("runs") / Path(file).stem

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
+from fedsieve.config.registry import named
 from fedsieve.config.settings import Count, FromList, Settings, Share, Side, option, with_defaults
+from fedsieve.data import DATASETS
 
 
 class CropSettings(Settings):
@@ -44,7 +46,7 @@ EvaluateCrop = Annotated[
 
 
 class DataSettings(Settings):
-    name: Literal["cifar100", "digits", "folder", "npz"] = "digits"
+    name: named(DATASETS) = "digits"  # type: ignore[valid-type]
     path: str | None = None
     image_size: Side | None = None  # None: 32 for pico, 64 for any other backbone
     limit: Count | None = None  # at most this many training images

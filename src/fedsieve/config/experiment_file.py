@@ -4,13 +4,18 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from copy import deepcopy
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from fedsieve.config.plugins import are_active
+from fedsieve.config.registry import unknown_parts_accepted
+from fedsieve.config.resolve import absolute
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import Settings
 from fedsieve.config.yaml_text import LONGEST, Location, cut, read_yaml
@@ -51,12 +56,16 @@ def experiment_name(name_or_file: str) -> str:
     return name_or_file if name_or_file in preset_names() else Path(name_or_file).stem
 
 
-def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experiment:
-    """A preset's name or a YAML file, with `key=value` overrides, as a checked experiment."""
+def load_experiment(name_or_file: str, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Experiment:
+    """A preset's name or a YAML file, with `key=value` overrides and more `plugins`, as a checked experiment.
+
+    No plugin is executed: names of parts that are unknown because plugins are not loaded are checked by `run`.
+    """
     if (text := file_text(name_or_file)) is not None:
         path = Path(name_or_file).expanduser()
         is_of_a_run = path.name == "experiment.yaml" and (path.parent / "metrics.jsonl").exists()
-        return (parse_kept if is_of_a_run else parse_experiment)(text, str(path), overrides)
+        translate = _from_older_version if is_of_a_run else _as_it_is
+        return parse(Experiment, text, str(path), overrides, translate, partial(_find_plugins, path.parent, plugins))
     if name_or_file not in preset_names():
         if (resources.files("fedsieve") / "presets" / "sweeps" / f"{name_or_file}.yaml").is_file():
             raise InputError(f"'{name_or_file}' is a sweep, not an experiment; use `fedsieve sweep {name_or_file}`")
@@ -64,7 +73,8 @@ def load_experiment(name_or_file: str, overrides: Sequence[str] = ()) -> Experim
         hint = nearest(name_or_file, [*files_beside(name_or_file), *preset_names()])
         hint = hint or f"; the presets are {', '.join(own)}, and those of reports that `fedsieve presets` lists"
         raise InputError(f"'{name_or_file}' is neither a file nor a preset{hint}")
-    return parse_experiment(preset_text(name_or_file), f"preset {name_or_file}", overrides)
+    find = partial(_find_plugins, Path(), plugins)
+    return parse(Experiment, preset_text(name_or_file), f"preset {name_or_file}", overrides, finish=find)
 
 
 def file_text(name: str | Path) -> str | None:
@@ -97,6 +107,27 @@ def elsewhere(experiment: Experiment, overrides: Sequence[str]) -> Experiment:
     return parse_experiment(experiment.to_yaml(), "the run's experiment", overrides) if overrides else experiment
 
 
+def _find_plugins(folder: Path, more: Sequence[str | Path], data: dict[str, Any]) -> None:
+    """Make the paths of plugins absolute: they are relative to the experiment's folder, and `more` to this one."""
+    listed = data.get("plugins")
+    listed = [listed] if isinstance(listed, str) else [] if listed is None else listed
+    if (listed or more) and isinstance(listed, list) and all(isinstance(path, str) for path in listed):
+        data["plugins"] = all_paths([path if path.startswith("~") else folder / path for path in listed], more)
+
+
+def _find_plugins_from_here(data: dict[str, Any]) -> None:
+    _find_plugins(Path(), (), data)
+
+
+def all_paths(*several: Iterable[str | Path]) -> list[str]:
+    """Absolute paths, each once."""
+    return list(dict.fromkeys(absolute(str(path)) or "" for paths in several for path in paths))
+
+
+def _as_it_is(data: dict[str, Any]) -> None:
+    """Translate nothing."""
+
+
 def _from_older_version(data: dict[str, Any]) -> None:
     """Translate keys of older versions. In other files they are errors that name the new keys (`RENAMED`)."""
     match data:  # `alpha` was the total concentration if a Dirichlet split was balanced
@@ -120,9 +151,13 @@ def parse(
     text: str,
     source: str,
     overrides: Sequence[str] = (),
-    translate: Callable[[dict[str, Any]], None] = lambda data: None,
+    translate: Callable[[dict[str, Any]], None] = _as_it_is,
+    finish: Callable[[dict[str, Any]], None] = _find_plugins_from_here,
 ) -> Parsed:
-    """YAML text as checked settings of some kind; errors name their line."""
+    """YAML text as checked settings of some kind; errors name their line.
+
+    `translate` may change the settings before the overrides, `finish` after them.
+    """
     places: dict[Location, str] = {}
     data = read_yaml(text, source, places)
     if kind is Experiment and data.keys() & SWEEP_KEYS:
@@ -130,8 +165,17 @@ def parse(
     translate(data)
     for override in overrides:
         _apply(data, override, places)
+    finish(data)
+    return validated(kind, data, places)
+
+
+def validated(kind: type[Parsed], data: dict[str, Any], places: dict[Location, str]) -> Parsed:
+    """Settings as a checked model. Parts of plugins that are listed but not loaded are kept as they are."""
+    plugins = data.get("plugins") if kind is Experiment else None
+    listed = [path for path in plugins if isinstance(path, str)] if isinstance(plugins, list) else []
     try:
-        return kind.model_validate(data)
+        with nullcontext() if are_active(listed) else unknown_parts_accepted():
+            return kind.model_validate(data)
     except ValidationError as error:
         raise InputError(_explain(error, data, places)) from None
 

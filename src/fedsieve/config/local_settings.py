@@ -1,12 +1,13 @@
 """How a client trains in a round."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from fedsieve.config.registry import choice, settings_of
+from fedsieve.config.registry import choice, named, settings_of
 from fedsieve.config.settings import Count, Real, Repeats, Settings, option
 from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
+from fedsieve.federate.schedule import SCHEDULES
 
 
 class LocalSettings(Settings):
@@ -20,7 +21,7 @@ class LocalSettings(Settings):
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: Real = 1e-4
     nesterov: bool = False
-    schedule: Literal["cosine", "constant", "linear"] = "cosine"
+    schedule: named(SCHEDULES) = "cosine"  # type: ignore[valid-type]
     clip_norm: Annotated[Real, Field(gt=0)] | None = None
 
     @model_validator(mode="after")

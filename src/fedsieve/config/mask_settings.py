@@ -6,7 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedsieve.config.scope_settings import LayerKind
 from fedsieve.config.settings import Count, FromList, Repeats, Settings, Share
-from fedsieve.sieve.rules import BY_SENSITIVITY, RULES
+from fedsieve.sieve.rules import RULES, LooksAt, looked_at
 
 
 class FisherSettings(Settings):
@@ -47,7 +47,7 @@ class MaskSettings(Settings):
     @field_validator("rule")
     @classmethod
     def _is_known(cls, rule: str) -> str:
-        if rule not in RULES:
+        if not RULES.accepts(rule):
             raise ValueError(f"there is no rule '{rule}'; use {', '.join(RULES)}")
         return rule
 
@@ -64,10 +64,10 @@ class MaskSettings(Settings):
         if self.unit == "tensor" and self.across == "tensor":
             raise ValueError("unit: tensor takes whole tensors, so there is no share of each; use across: model")
         if self.refresh == "epoch" and self.scope != "client" and self.rule != "random":
-            looked_at = "weights and data" if self.rule in BY_SENSITIVITY else "weights"
+            needed = "weights and data" if looked_at(self.rule) else "weights"
             raise ValueError(
                 f"refresh: epoch with rule: {self.rule} needs scope: client, since in the midst of a client's training "
-                f"nobody else has its {looked_at} to make one mask for all; use scope: client or refresh: round"
+                f"nobody else has its {needed} to make one mask for all; use scope: client or refresh: round"
             )
         return self
 
@@ -82,8 +82,13 @@ class MaskSettings(Settings):
         return self.is_shared and self.refresh != "epoch"
 
     @property
-    def by_sensitivity(self) -> bool:
-        return self.rule in BY_SENSITIVITY and self.file is None
+    def looks_at(self) -> LooksAt | None:
+        """What is measured of samples to make a mask; None: nothing."""
+        return looked_at(self.rule) if self.file is None else None
+
+    @property
+    def looks_at_data(self) -> bool:
+        return self.looks_at is not None
 
     @property
     def momentum_policy(self) -> Literal["reset", "carry", "leak"]:

@@ -1,10 +1,15 @@
 """How the training images are divided among the clients."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, SerializeAsAny, WrapValidator, create_model, model_validator
+from pydantic_core import PydanticCustomError
 
+from fedsieve.config.registry import settings_class
 from fedsieve.config.settings import Count, Settings
+from fedsieve.data import SPLITS
 
 
 class IidSplit(Settings):
@@ -43,11 +48,36 @@ class FlwrSplit(Settings):
     partitioner: str
 
 
-def _split_by_name(value: Any) -> Any:
-    return {"kind": value} if isinstance(value, str) else value
+class UnknownSplit(Settings):
+    """The split of a plugin that is not loaded; its settings are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+    kind: str
+
+
+@cache
+def users_split(kind: str, settings: type[Settings]) -> type[Settings]:
+    """The group of a user's split: its own settings, and its kind."""
+    fields: Any = {"kind": (Literal[kind], ...)}
+    return create_model(f"{kind} split", __base__=settings, **fields)
+
+
+def _checked(value: Any, check_own: Callable[[Any], Any]) -> Any:
+    """A split that comes with fedsieve (`check_own`), or a user's; `iid` alone means `{kind: iid}`."""
+    value = {"kind": value} if isinstance(value, str) else value
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    if not isinstance(kind, str) or SPLITS.is_own(kind):
+        return check_own(value)
+    if isinstance(value, Settings):
+        return value
+    if kind in SPLITS:
+        return users_split(kind, settings_class(SPLITS[kind])).model_validate(value)
+    if SPLITS.accepts(kind):
+        return UnknownSplit.model_validate(value)
+    raise PydanticCustomError("union_tag_invalid", "unknown kind", {"tag": kind, "expected_tags": SPLITS.names})
 
 
 SplitSettings = Annotated[
-    Annotated[IidSplit | ClassesSplit | DirichletSplit | FlwrSplit, Field(discriminator="kind")],
-    BeforeValidator(_split_by_name),
+    SerializeAsAny[Annotated[IidSplit | ClassesSplit | DirichletSplit | FlwrSplit, Field(discriminator="kind")]],
+    WrapValidator(_checked),
 ]

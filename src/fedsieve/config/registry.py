@@ -3,10 +3,13 @@
     METHODS = Registry(fedavg="fedsieve.federate.methods.fedavg:FedAvg", fedprox="…:FedProx")
     METHODS["mine"] = Mine                 # in a script: a class with a docstring and, if it has any, `Settings`
 
-An experiment names a part (`fedavg`) or names it with settings (`{fedprox: {mu: 0.01}}`).
+An experiment names a part (`fedavg`) or names it with settings (`{fedprox: {mu: 0.01}}`). Users' parts come from
+plugins (`plugins.py`), and are in a registry only while a run uses them.
 """
 
 from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
@@ -21,8 +24,24 @@ class NoSettings(Settings):
     """The settings of a part that has none."""
 
 
+_accepts_unknown: ContextVar[bool] = ContextVar("accepts_unknown", default=False)
+
+
+@contextmanager
+def unknown_parts_accepted() -> Iterator[None]:
+    """Within this context, settings may name parts that no registry has, and keep what stands there as plain data.
+
+    So an experiment with plugins can be read without executing them. Checks take an unknown part for the default one.
+    """
+    token = _accepts_unknown.set(True)
+    try:
+        yield
+    finally:
+        _accepts_unknown.reset(token)
+
+
 class Registry(MutableMapping[str, Any]):
-    """Parts by name: classes, or where to find them (`module:Class`); those are imported on first use.
+    """Parts by name: classes or functions, or where to find them (`module:Class`); those are imported on first use.
 
     The first is the default, and its settings have defaults. So an experiment that names no other part is read without
     importing any part, nor torch, which takes a second.
@@ -30,6 +49,7 @@ class Registry(MutableMapping[str, Any]):
 
     def __init__(self, **parts: str) -> None:
         self._own, self._parts = parts, dict[str, Any](parts)
+        self._plugged: set[str] = set()  # the names of plugins' parts
 
     @property
     def default(self) -> str:
@@ -37,10 +57,11 @@ class Registry(MutableMapping[str, Any]):
 
     @property
     def is_changed(self) -> bool:
-        """Whether this process has added or replaced parts, of which others know nothing."""
+        """Whether this process has added or replaced parts, of which others know nothing; they do know plugins."""
         return any(
             not isinstance(part, str) and f"{part.__module__}:{part.__qualname__}" != self._own.get(name)
             for name, part in self._parts.items()
+            if name not in self._plugged
         )
 
     def chosen(self, value: Any) -> tuple[Any, Settings]:
@@ -48,7 +69,31 @@ class Registry(MutableMapping[str, Any]):
         part = self[option(value)]
         return part, settings_of(value) if isinstance(value, Settings) else settings_class(part)()
 
+    def is_own(self, name: str) -> bool:
+        """Whether a part of this name comes with fedsieve."""
+        return name in self._own
+
+    def plug(self, name: str, part: Any) -> None:
+        """Add a plugin's part."""
+        self._parts[name] = part
+        self._plugged.add(name)
+
+    def unplug(self, name: str) -> None:
+        self._plugged.discard(name)
+        self._parts.pop(name, None)
+
+    def accepts(self, name: str) -> bool:
+        """Whether a setting may name this part."""
+        return name in self._parts or (_accepts_unknown.get() and name != "")
+
+    @property
+    def names(self) -> str:
+        """All names, in quotes, for error messages."""
+        return " or ".join(f"'{name}'" for name in self._parts)
+
     def __getitem__(self, name: str) -> Any:
+        if name not in self._parts and _accepts_unknown.get():
+            name = self.default
         part = self._parts[name]
         if isinstance(part, str):
             module, _, cls = part.partition(":")
@@ -76,9 +121,10 @@ def choice(registry: Registry) -> Any:
 
     def checked(value: Any) -> Any:
         name = option(value)
-        if not isinstance(value, str | dict | Settings) or name not in registry:
-            expected = " or ".join(f"'{one}'" for one in registry)
-            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+        if not isinstance(value, str | dict | Settings) or not registry.accepts(name):
+            raise _unknown(registry)
+        if name not in registry:
+            return value
         if isinstance(value, Settings):
             return value
         if value in (registry.default, {registry.default: None}, {registry.default: {}}):
@@ -90,6 +136,21 @@ def choice(registry: Registry) -> Any:
         return name if is_usual or not settings.model_fields else group
 
     return Annotated[Any, PlainValidator(checked), registry]  # the registry, for readers of the schema
+
+
+def named(registry: Registry) -> Any:
+    """The type of a setting that takes the name of one of a registry's parts, which has no settings of its own."""
+
+    def checked(value: Any) -> Any:
+        if not isinstance(value, str) or not registry.accepts(value):
+            raise _unknown(registry)
+        return value
+
+    return Annotated[str, PlainValidator(checked)]
+
+
+def _unknown(registry: Registry) -> PydanticCustomError:
+    return PydanticCustomError("literal_error", "Input should be {expected}", {"expected": registry.names})
 
 
 @cache

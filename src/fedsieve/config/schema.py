@@ -80,6 +80,7 @@ class Experiment(Settings):
     analyze: AnalyzeSettings = AnalyzeSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     track: Annotated[tuple[Tracker, ...], FromList, _one_is_a_list] = ()
+    plugins: Annotated[tuple[str, ...], FromList, _one_is_a_list] = ()  # users' Python files with parts of their own
     expect: ExpectSettings | None = None
 
     @field_validator("workers", "threads", mode="before")
@@ -165,13 +166,15 @@ class Experiment(Settings):
                 "data": data,
                 "model": model,
                 "phases": phases,
+                "plugins": tuple(absolute(path) or path for path in self.plugins),
             }
         )
 
     def _optimizer_state(self, phase: PhaseSettings) -> str:
         """Whether momentum is carried, where a phase leaves it open."""
         name = option(phase.method)
-        may_carry = name == METHODS.default or METHODS[name].carries
+        is_unknown = name not in METHODS  # a plugin's that is not loaded
+        may_carry = name == METHODS.default or is_unknown or METHODS[name].carries
         return "carry" if self.clients.count == 1 and may_carry else "reset"
 
     def _processes(self, device: str) -> tuple[int, int]:
@@ -192,12 +195,14 @@ class Experiment(Settings):
         return workers, threads
 
     def same_outcome(self, other: "Experiment") -> bool:
-        """Whether the other experiment ends in the same model, to the bit."""
-        return self.outcome() == other.outcome()
+        """Whether the other experiment ends in the same model, to the bit, if plugins of the same name are the same."""
+        mine, others = (one.outcome().model_dump(mode="json") for one in (self, other))  # parts may not be loaded
+        return mine == others
 
     def outcome(self) -> "Experiment":
-        """Only what the model depends on: workers, trackers and expected figures do not matter."""
-        return self.model_copy(update={"workers": 1, "track": (), "expect": None})
+        """Only what the model depends on: workers, trackers, expected figures and plugins' folders do not matter."""
+        names = tuple(sorted(Path(path).name for path in self.plugins))
+        return self.model_copy(update={"workers": 1, "track": (), "expect": None, "plugins": names})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110)

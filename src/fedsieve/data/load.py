@@ -1,10 +1,10 @@
-"""Data sets, held in memory as uint8: CIFAR-100, scikit-learn's digits, a folder of images, an npz file."""
+"""Data sets, held in memory as uint8: CIFAR-100, scikit-learn's digits, a folder of images, an npz file, users'."""
 
 import gzip
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
+from fedsieve.data import DATASETS
 from fedsieve.data.cifar import read_official
 from fedsieve.data.holdout import stratified
 from fedsieve.data.npz import WANTED, channels_first, read_arrays
@@ -63,13 +64,28 @@ def load(settings: DataSettings) -> Dataset:
     try:
         if settings.path is not None and not Path(settings.path).exists():
             raise InputError(f"data.path: {settings.path} does not exist; give the place where the data lies")
-        data = LOADERS[settings.name](settings)
+        data = _named(settings)
     except (OSError, ValueError, RecursionError) as error:  # of the file system: too long, forbidden, nested too deeply
         if settings.path is None:
             raise
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise InputError(f"data.path: {shown(settings.path)[:200]} cannot be read ({reason})") from None
     return data if settings.limit is None or settings.limit >= len(data.train) else limited(data, settings.limit)
+
+
+def _named(settings: DataSettings) -> Dataset:
+    """The data set with the name that the settings give; a user's function returns plain arrays."""
+    name = settings.name
+    if name not in DATASETS:
+        raise InputError(f"data.name: '{name}' is a plugin's, and no plugin that has it is loaded here")
+    found = DATASETS[name](settings)
+    if isinstance(found, Dataset):
+        return found
+    if not isinstance(found, tuple) or len(found) not in (4, 5):
+        expected = "training images and labels, test images and labels and, if they have names, those of the classes"
+        raise InputError(f"data.name: {name} gives no tuple of four or five arrays; expected {expected}")
+    arrays = {key: np.asarray(value) for key, value in zip((*WANTED, "names"), found, strict=False)}
+    return _from_arrays(arrays, f"data.name: {name}")
 
 
 def limited(data: Dataset, limit: int) -> Dataset:
@@ -271,11 +287,3 @@ def _hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _samples(images: np.ndarray, labels: np.ndarray) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))
-
-
-LOADERS: dict[str, Callable[[DataSettings], Dataset]] = {
-    "cifar100": load_cifar100,
-    "digits": load_digits,
-    "folder": load_folder,
-    "npz": load_npz,
-}

@@ -2,14 +2,14 @@
 
 Most splits here decide one matrix, how many samples each client gets of each class, and leave the
 rest to `_deal`. To add a split, write a function with the signature of `split_iid` and a docstring
-that names its paper, and enter it in `SPLITS`.
+that names its paper, and name it in `SPLITS` (`data/__init__.py`).
 """
 
 import difflib
 import inspect
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.random import Generator
 
+from fedsieve.data import SPLITS
 from fedsieve.data.parts import Parts
 from fedsieve.errors import InputError
 from fedsieve.randomness import numpy_generator
@@ -46,11 +47,36 @@ def split_clients(labels: np.ndarray, classes: int, count: int, settings: Any, s
         raise InputError(f"clients.count is {count:,}, but there are only {n:,} samples; use at most {n:,}")
     present = np.flatnonzero(np.bincount(labels, minlength=classes))
     labels = np.searchsorted(present, labels)  # renumbered 0, 1, … without gaps
+    if settings.kind not in SPLITS:
+        raise InputError(f"clients.split: '{settings.kind}' is a plugin's, and no plugin that has it is loaded here")
     split = SPLITS[settings.kind](labels, len(present), count, settings, numpy_generator(seed, "split"))
+    if not isinstance(split, Split):
+        split = _users_split(split, n, count, settings.kind)
     if empty := int((split.clients.sizes == 0).sum()):
         left = f"clients.count is {count:,}, which leaves {_many(empty, 'client')} without samples"
         raise InputError(f"{left}; use fewer clients or other settings in clients.split")
     return split
+
+
+def _users_split(found: Sequence[Any], samples: int, count: int, kind: str) -> Split:
+    """The split that a user's function gives, an array of positions for each client; checked."""
+    try:
+        parts = [np.asarray(one).reshape(-1) for one in found]
+    except (TypeError, ValueError):
+        raise InputError(f"clients.split: {kind} gives {type(found).__name__}; expected a list of arrays") from None
+    if len(parts) != count:
+        raise InputError(f"clients.split: {kind} gives {len(parts)} arrays; expected one for each of {count:,} clients")
+    if any(len(one) and one.dtype.kind not in "iu" for one in parts):
+        raise InputError(f"clients.split: {kind} gives numbers that are not whole; expected positions of samples")
+    clients = Parts.of(np.sort(one.astype(np.int64)) for one in parts)
+    positions = clients.positions
+    if len(positions) and not (positions.min() >= 0 and positions.max() < samples):
+        raise InputError(f"clients.split: {kind} gives positions outside of 0 to {samples - 1:,}")
+    holders = np.bincount(positions, minlength=samples)
+    if holders.max() > 1:
+        raise InputError(f"clients.split: {kind} gives sample {holders.argmax()} to two clients; expected at most one")
+    left = int((holders == 0).sum())
+    return Split(clients, [f"left out: {_many(left, 'sample')} that {kind} gives to nobody"] if left else [])
 
 
 def split_iid(labels: np.ndarray, classes: int, count: int, settings: "IidSplit", generator: Generator) -> Split:
@@ -156,14 +182,6 @@ def split_flwr(labels: np.ndarray, classes: int, count: int, settings: "FlwrSpli
         raise InputError(f"clients.split.partitioner {name} gives a sample to two clients; use other arguments for it")
     left = int((holders == 0).sum())
     return Split(clients, [f"left out: {_many(left, 'sample')} that {name} gives to nobody"] if left else [])
-
-
-SPLITS: dict[str, Callable[[np.ndarray, int, int, Any, Generator], Split]] = {
-    "iid": split_iid,
-    "classes": split_classes,
-    "dirichlet": split_dirichlet,
-    "flwr": split_flwr,
-}
 
 
 def _hold_evenly(sizes: np.ndarray, count: int, per_client: int, generator: Generator) -> np.ndarray:

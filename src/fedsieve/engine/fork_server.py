@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from fedsieve.config.experiment_file import parse_experiment
+from fedsieve.config.plugins import activate
 from fedsieve.data.load import load
 from fedsieve.engine.channel import SharedBuffer, receive, send
 from fedsieve.engine.worker import work
@@ -31,6 +32,8 @@ def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified
     control = socket.socket(fileno=control_fd)
     setup, _ = receive(control)
     try:
+        for path, text in setup["plugins"].items():  # the same text, even if the file was changed since
+            activate(path, text)
         experiment = parse_experiment(setup["experiment"], "the experiment")
         data = load(experiment.data)
         data.train.fingerprint, data.test.fingerprint  # noqa: B018 (kept with the data, for all workers)

@@ -4,23 +4,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedsieve.config.decorators import KINDS
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
-from fedsieve.federate.methods import METHODS
 from fedsieve.phase import Phase
+
+AT_CLIENTS = ("rule", "method", "schedule", "split", "data set")  # the kinds of parts that worker processes use
 
 
 @contextmanager
 def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterator[Serial | WorkerPool]:
     """The engine for the experiment's number of workers; its processes end with this context."""
     runtime = ClientRuntime(context, phases, folder)
-    has_own_parts = METHODS.is_changed or LOCAL_OPTIMIZERS.is_changed
-    if context.experiment.workers != 1 and has_own_parts:
-        context.note("methods that were added in this process are not known to others; going on in one process")
-    if context.experiment.workers == 1 or has_own_parts:
+    is_changed = LOCAL_OPTIMIZERS.is_changed or any(KINDS[kind].is_changed for kind in AT_CLIENTS)
+    if context.experiment.workers != 1 and is_changed:
+        context.note(
+            "parts that were added in this process are not known to others; going on in one process (plugins are known)"
+        )
+    if context.experiment.workers == 1 or is_changed:
         yield Serial(runtime)
         return
     pool = WorkerPool(runtime)

@@ -20,6 +20,7 @@ from itertools import chain
 
 from torch import Tensor
 
+from fedsieve.config.plugins import active
 from fedsieve.engine.channel import SharedBuffer, receive, send
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.lifeline import parent_to_die_with
@@ -220,8 +221,15 @@ class WorkerPool:
         end.close()
         theirs.close()
         assert self.runtime.folder is not None
-        setup = {"experiment": self.context.experiment.to_yaml(), "folder": str(self.runtime.folder.resolve())}
-        send(self._control, setup)
+        experiment = self.context.experiment
+        send(
+            self._control,
+            {
+                "experiment": experiment.to_yaml(),
+                "plugins": {plugin.path: plugin.text for plugin in active(experiment.plugins)},
+                "folder": str(self.runtime.folder.resolve()),
+            },
+        )
         for number in range(self.size):
             self._hire(number)
 

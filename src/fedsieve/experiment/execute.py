@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from fedsieve.config.experiment_file import elsewhere
+from fedsieve.config.runnable import with_plugins
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.engine.start import engine_for
 from fedsieve.engine.torch_setup import configure_torch
-from fedsieve.errors import MachineError, RunError
+from fedsieve.errors import InputError, MachineError, RunError
 from fedsieve.experiment.notes import check_room, notes_on
 from fedsieve.experiment.prepare import prepare, publish_phase
 from fedsieve.experiment.results import (
@@ -42,24 +43,36 @@ from fedsieve.model.flat import Scope
 from fedsieve.observe.callbacks import Callback
 from fedsieve.observe.profile import Times, section, stopwatch
 from fedsieve.observe.tracking import tracked
+from fedsieve.observe.user_callbacks import with_users_callbacks
 from fedsieve.phase import Phase, check_mask_files, plan
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.model_file import load_classifier
-from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.runs.read import PLUGINS, digests_in, read_experiment, read_result, sha256_of
 from fedsieve.sieve.sensitivity import ADVICE
 
 
-def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callback | None = None) -> dict[str, Any]:
+def run(
+    experiment: Experiment,
+    out: Path,
+    resume: bool = False,
+    callback: Callback | None = None,
+    plugins: Sequence[str | Path] = (),
+) -> dict[str, Any]:
     """Run an experiment into the folder `out`, or resume it there; returns the content of result.json.
 
     A run that is interrupted at any moment, even by a power cut, and started again with `resume` ends in the same
-    model to the last bit.
+    model to the last bit. The experiment's plugins, and more that are given here, are loaded while it runs.
     """
+    with with_plugins(experiment, plugins) as known:
+        return _run(known, out, resume, callback)
+
+
+def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | None) -> dict[str, Any]:
     stopwatch.start()
     follows_cores = experiment.threads == "auto"
     experiment = settled(experiment, out, resume)
-    callback = tracked(experiment, out, callback or Callback())
+    callback = with_users_callbacks(experiment, out, tracked(experiment, out, callback or Callback()))
     folder = RunFolder(out, experiment, resume)
     if folder.is_finished:
         callback.note(f"{out} is finished already")
@@ -84,7 +97,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callb
         folder.save_split(context.holdings())
         versions = Versions.at_start(context.model, experiment.clients.count, experiment.clients.have_backbone)
         assert isinstance(experiment.threads, int)
-        progress = Progress(fingerprint=fingerprint, threads=experiment.threads)
+        progress = Progress(fingerprint=fingerprint, threads=experiment.threads, plugins=folder.plugin_digests)
         state = Checkpoint(progress, context.model.vector.clone(), None, versions)
         state = state if saved is None else saved.onto(state)
         with engine_for(context, phases, folder.path) as engine:
@@ -120,9 +133,10 @@ def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callb
 
 def check(experiment: Experiment) -> None:
     """Fail if anything is wrong with the experiment, its data or its model; nothing is run or written."""
-    experiment = experiment.resolved()
-    configure_torch(experiment)
-    check_mask_files(experiment, plan(experiment, RunContext(experiment, Callback())))
+    with with_plugins(experiment) as known:
+        experiment = known.resolved()
+        configure_torch(experiment)
+        check_mask_files(experiment, plan(experiment, RunContext(experiment, Callback())))
 
 
 def check_all(experiments: Iterable[Experiment]) -> None:
@@ -200,10 +214,28 @@ def evaluate_round(
         line |= score_as("test", evaluator.test())
 
 
-def evaluate_run(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, float | None]]:
-    """Score a finished run's model again; returns each figure with the one that the run recorded."""
+def evaluate_run(
+    path: Path, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()
+) -> dict[str, dict[str, float | None]]:
+    """Score a finished run's model again; returns each figure with the one that the run recorded.
+
+    `plugins` are those that the run was made with. The copies in its folder are not executed unless they are given.
+    """
     recorded = read_result(path)
-    experiment = elsewhere(read_experiment(path), overrides).resolved()
+    experiment = elsewhere(read_experiment(path), overrides)
+    given = {Path(one).name: Path(one) for one in plugins}
+    if missing := [name for one in experiment.plugins if (name := Path(one).name) not in given]:
+        copies = " ".join(f"--plugin {path / PLUGINS / name}" for name in missing)
+        raise InputError(f"{path} was made with plugins, which are executed only if you name them; add {copies}")
+    for name, file in given.items():
+        digest = digests_in(recorded).get(f"{PLUGINS}/{name}")
+        if digest is not None and file.is_file() and sha256_of(file) != digest:
+            raise InputError(f"plugin {file} was changed since the run in {path} began; give it as it was")
+    with with_plugins(experiment.model_copy(update={"plugins": ()}), plugins) as known:
+        return _evaluate(known.resolved(), path, recorded)
+
+
+def _evaluate(experiment: Experiment, path: Path, recorded: dict[str, Any]) -> dict[str, dict[str, float | None]]:
     configure_torch(experiment)
     context = RunContext(experiment, Callback(), load_classifier(path))
     phases = plan(experiment, context)

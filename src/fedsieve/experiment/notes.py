@@ -33,7 +33,7 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
         notes.append(f"phase {name}: each client's mask is kept and takes {_taken(each, clients.count)}")
     if experiment.compile and mask is not None and mask.unit != "weight":
         notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
-    if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.by_sensitivity:
+    if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.looks_at_data:
         notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
     return notes
 

@@ -11,6 +11,7 @@ from fedsieve.errors import RunError
 from fedsieve.federate.batches import number_of_epochs
 from fedsieve.federate.norm_limit import all_finite, norm_of
 from fedsieve.federate.types import Broadcast, LocalSetup, Update
+from fedsieve.sieve.rules import LooksAt
 
 LARGEST = torch.finfo(torch.float32).max  # that clients compute, and small enough to be summed in float64
 HARMLESS = 1e30  # less than half a unit in the last place of LARGEST: added to a weight, it cannot overflow
@@ -61,8 +62,14 @@ def check_number(name: str, number: float) -> None:
         raise RunError(f"its {name} is {number:g}")
 
 
-def check_scores(scores: Tensor, size: int, client: int, clients: int) -> None:
-    """RunError unless a client's sensitivity scores, which are means of squares, can be summed over all clients."""
+def check_scores(scores: Tensor, size: int, client: int, clients: int, what: LooksAt = "sensitivity") -> None:
+    """RunError unless a client's sensitivities, which are sums of squares, or gradients can be summed over clients."""
+    if what == "gradients":
+        if len(scores) != size:
+            raise RunError(f"client {client} sent {len(scores)} gradients instead of {size}")
+        if size and not scores.abs().max() <= HARMLESS / clients:
+            raise RunError(f"client {client} sent gradients that are not finite or too large to sum")
+        return
     if len(scores) != size:
         raise RunError(f"client {client} sent {len(scores)} sensitivity scores instead of {size}")
     if size and not (scores.min() >= 0 and scores.max() <= HARMLESS / clients):

@@ -15,12 +15,12 @@ from fedsieve.files.sealed import digest_of_tensors
 from fedsieve.model.flat import Scope
 from fedsieve.observe.profile import section
 from fedsieve.randomness import seed_at, torch_generator
-from fedsieve.sieve.calibrate import calibrate_mask, damped_sensitivity
+from fedsieve.sieve.calibrate import calibrate_mask, damped_gradients, damped_sensitivity
 from fedsieve.sieve.choose import active_range
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
 
 Address = tuple[int | str, ...]  # of a mask's randomness
-Scores = Callable[[int, Mask], Tensor]  # a calibration round's sensitivities, with inactive weights damped
+Scores = Callable[[int, Mask], Tensor]  # a calibration round's sensitivities or gradients, inactive weights damped
 
 
 @dataclass
@@ -135,8 +135,10 @@ class MaskSource:
     def chosen(self, scores: Scores, address: Address) -> Mask:
         """The mask that the settings describe, for the weights in the network."""
         weights = torch.cat([one.detach().flatten() for one in self.scope.sieved.values()])
+        client = None if self.settings.is_shared or not isinstance(address[2], int) else address[2]
+        generator = torch_generator(self.seed, *address)
         try:
-            return calibrate_mask(self.shapes, weights, scores, self.settings, torch_generator(self.seed, *address))
+            return calibrate_mask(self.shapes, weights, scores, self.settings, generator, client)
         except (MachineError, WorkerError):
             raise
         except RunError as error:
@@ -144,13 +146,15 @@ class MaskSource:
             raise RunError(f"phase {self.phase}, mask of {whose}: {error}") from None
 
     def scored(self, data: ClientData, address: Address, round: int, active: Mask) -> tuple[Tensor, int]:
-        """`damped_sensitivity` from fresh samples of a client."""
+        """The sum of sensitivities (or gradients, if the rule looks at them) of fresh samples of a client."""
         settings, generator = self.settings, torch_generator(self.seed, *address, round, "labels", data.client)
         asked = settings.fisher.samples
         if asked > len(data):
             self.note(f"phase {self.phase}: who has fewer than fisher.samples ({asked}) scores with all of them")
         samples = torch_generator(self.seed, *address, round, "samples", data.client)
         batches = drawn_samples(data, asked, self.batch_size, samples)
+        if settings.looks_at == "gradients":
+            return damped_gradients(self.network, self.scope.sieved, batches, active, settings.damping)
         return damped_sensitivity(
             self.network, self.scope.sieved, batches, settings.fisher, active, settings.damping, generator, self.note
         )

@@ -1,10 +1,25 @@
 """Factors of the learning rate over a phase: functions of the share of the phase that is done, from 0 to 1."""
 
 import math
-from collections.abc import Callable
 
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1.0 + math.cos(math.pi * done)),  # Loshchilov and Hutter, ICLR 2017
-}
+from fedsieve.config.registry import Registry
+
+
+def cosine(done: float) -> float:
+    """From 1 to 0 along half a wave (Loshchilov and Hutter, ICLR 2017)."""
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def constant(done: float) -> float:
+    return 1.0
+
+
+def linear(done: float) -> float:
+    return 1.0 - done
+
+
+SCHEDULES = Registry(
+    cosine="fedsieve.federate.schedule:cosine",
+    constant="fedsieve.federate.schedule:constant",
+    linear="fedsieve.federate.schedule:linear",
+)

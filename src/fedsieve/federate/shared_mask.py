@@ -35,7 +35,7 @@ class SharedMasks:
     @property
     def needs_everybody(self) -> bool:
         """Whether all clients, chosen or not, take part in making the mask."""
-        return self.source.settings.scope == "federated" and self.source.settings.by_sensitivity
+        return self.source.settings.scope == "federated" and self.source.settings.looks_at_data
 
     def begin_phase(self, is_new: bool) -> None:
         """Make the mask that all clients share in all rounds, if there is one, or load it from the run's folder."""
@@ -73,7 +73,7 @@ class SharedMasks:
         source = self.source
         if self.needs_everybody:
             return self._federated(weights, *where, counted=counted)
-        sources = [self.server_data()] if source.settings.by_sensitivity else []
+        sources = [self.server_data()] if source.settings.looks_at_data else []
         return source.calibrated(sources, weights, *where)
 
     def _federated(self, weights: Tensor | None, *where: int, counted: bool) -> Mask:
@@ -109,19 +109,21 @@ class SharedMasks:
             return mask
 
     def _answers(self, address: Address, round: int, active: Mask) -> Iterator[Tensor]:
-        """Each client's sum of its samples' sensitivities."""
+        """Each client's sum of its samples' sensitivities or gradients."""
         clients, bits = len(self.sizes), active.bits.numpy()
         about = {"phase": self.phase, "address": address, "round": round}
         jobs = (Job("scores", {**about, "client": client}, bits) for client in range(clients))
         device = self.source.scope.model.vector.device
         for client, answer in enumerate(self.engine.map(jobs)):
             scores = torch.frombuffer(answer.data, dtype=torch.float32)
-            check_scores(scores, active.size, client, clients)
+            check_scores(scores, active.size, client, clients, self.source.settings.looks_at or "sensitivity")
             yield scores.to(device)
 
     def _gradients_of(self, samples: int) -> int:
-        """How many squared gradients a client sums for this many samples; the server can compute it."""
+        """How many gradients, squared or not, a client sums for this many samples; the server can compute it."""
         fisher = self.source.settings.fisher
+        if self.source.settings.looks_at == "gradients":
+            return samples
         counts = {"exact": samples * fisher.draws, "empirical": samples, "batch": -(-samples // self.source.batch_size)}
         return counts[fisher.kind]
 

@@ -1,13 +1,18 @@
 """Callbacks for the events of a run."""
 
+from pathlib import Path
 from typing import Any
 
 from fedsieve.observe.profile import Times
 
 
 class Callback:
-    """Called at each event of a run. This one does nothing; that of the command line shows events to the user."""
+    """Called at each event of a run. This one does nothing; that of the command line shows events to the user.
 
+    `attached(experiment, folder)` comes first, and only to users' own callbacks (`@fedsieve.callback`).
+    """
+
+    def attached(self, experiment: Any, folder: Path) -> None: ...
     def note(self, text: str) -> None: ...
     def warning(self, text: str) -> None: ...
     def features(self, done: int, total: int) -> None: ...

@@ -1,4 +1,7 @@
-"""A run's folder: experiment.yaml, split.json, metrics.jsonl, checkpoints/; then model.safetensors, result.json."""
+"""A run's folder: experiment.yaml, split.json, metrics.jsonl, checkpoints/; then model.safetensors, result.json.
+
+Besides these: masks/, clients/ (what clients remember) and plugins/ (copies of those that the run uses).
+"""
 
 import fcntl
 import hashlib
@@ -14,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 from xxhash import xxh3_128
 
+from fedsieve.config.plugins import active
 from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError, RunError
 from fedsieve.files.atomic import flush_to_disk, write_text, written_atomically
@@ -23,7 +27,7 @@ from fedsieve.runs import checkpoint
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
 from fedsieve.runs.client_memory import ClientStore
 from fedsieve.runs.model_file import description
-from fedsieve.runs.read import read_experiment, read_metrics, with_digests
+from fedsieve.runs.read import PLUGINS, read_experiment, read_metrics, with_digests
 
 FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
 START = "start.safetensors"
@@ -61,6 +65,7 @@ class RunFolder:
                     "give the name of a new folder"
                 )
             return
+        self._refuse_changed_plugins()  # first: its experiment.yaml may name what they no longer have
         earlier = read_experiment(self.path)
         if not earlier.same_outcome(self.experiment):
             there, here = (one.outcome().model_dump(mode="json") for one in (earlier, self.experiment))
@@ -73,6 +78,24 @@ class RunFolder:
             way = "give another folder" if self.is_finished else "add --resume to go on with it, or give another folder"
             state = "a finished run" if self.is_finished else "an unfinished run"
             raise InputError(f"--out {self.path} holds {state} of this experiment; {way}")
+
+    def _refuse_changed_plugins(self) -> None:
+        for plugin in active(self.experiment.plugins):
+            copy = self.path / PLUGINS / plugin.name
+            if copy.exists() and copy.read_bytes() != plugin.text.encode():
+                raise InputError(
+                    f"plugin {plugin.path} was changed since the run in {self.path} began ({copy} is what it was); "
+                    "bring that back or give another folder"
+                )
+
+    def _keep_plugins(self) -> None:
+        for plugin in active(self.experiment.plugins):
+            (self.path / PLUGINS).mkdir(exist_ok=True)
+            write_text(self.path / PLUGINS / plugin.name, plugin.text)
+
+    @property
+    def plugin_digests(self) -> dict[str, str]:
+        return {plugin.name: plugin.digest for plugin in active(self.experiment.plugins)}
 
     @property
     def is_finished(self) -> bool:
@@ -94,13 +117,17 @@ class RunFolder:
         for path in self.damaged:
             path.replace(path.with_suffix(".damaged"))
         self._found = [one.companions for one in found]
-        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())
+        write_text(self.path / "experiment.yaml", self.experiment.to_yaml())  # first: it says that the folder is ours
+        self._keep_plugins()
         self._restore_metrics(self._found[0] if self._found else Companions())
         return newest
 
     def _refuse_unless_same(self, progress: Progress, fingerprint: str) -> None:
         if progress.fingerprint != fingerprint:
             raise InputError(f"--out {self.path} was started with other data or another backbone; give another folder")
+        for name, digest in self.plugin_digests.items():
+            if progress.plugins.get(name, digest) != digest:
+                raise InputError(f"plugin {name} was changed since the run in {self.path} began; give another folder")
         if progress.threads != self.experiment.threads:
             file, now = self.path / "experiment.yaml", self.experiment.threads
             raise RunError(f"{file} is damaged: it says threads: {now}, and the run began with {progress.threads}")

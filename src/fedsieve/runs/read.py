@@ -17,6 +17,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 
 WITH_DIGEST = ("experiment.yaml", "metrics.jsonl", "split.json")  # the model's is `model_sha256`
+PLUGINS = "plugins"  # the folder with copies of the run's plugins, for people; only what the user names is executed
 Digests = Mapping[str, str]  # by file name; none for an unfinished or older run
 FIGURES = (  # of a result, those that make sense as a mean
     "test_accuracy",
@@ -118,7 +119,8 @@ class Split(Content):
 
 def with_digests(result: Mapping[str, Any], run: Path) -> dict[str, Any]:
     """The result of a run that ends now, with the digests of the files in its folder and one of itself."""
-    there = [name for name in WITH_DIGEST if (run / name).exists()]
+    plugins = sorted(f"{PLUGINS}/{file.name}" for file in (run / PLUGINS).glob("[!.]*.py"))
+    there = [name for name in (*WITH_DIGEST, *plugins) if (run / name).exists()]
     whole = {**result, "files": {name: sha256_of(run / name) for name in there}}
     return {**whole, "digest": digest_of_result(whole)}
 

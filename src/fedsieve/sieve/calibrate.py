@@ -6,50 +6,67 @@ never revives a frozen weight (TaLoS, Iurada et al., ICLR 2025; its released cod
 by step keeps a whole layer from being taken out by one coarse look at it.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsieve.config.mask_settings import FisherSettings, MaskSettings
+from fedsieve.errors import RunError
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
-from fedsieve.sieve.rules import RULES, Evidence
-from fedsieve.sieve.sensitivity import Batches, Warn, as_python_warning, must_tell_weights_apart, sensitivity
+from fedsieve.sieve.rules import RULES, Evidence, LooksAt
+from fedsieve.sieve.sensitivity import (
+    Batches,
+    Warn,
+    as_python_warning,
+    must_tell_weights_apart,
+    sensitivity,
+    summed_gradients,
+)
 
 
 def calibrate_mask(
     shapes: Shapes,
     weights: Tensor,
-    sensitivity: Callable[[int, Mask], Tensor],
+    measured: Callable[[int, Mask], Tensor],
     settings: MaskSettings,
     generator: torch.Generator,
+    client: int | None = None,
 ) -> Mask:
-    """The mask that `settings` ask for; `sensitivity(round, active)` scores the weights with the others damped."""
+    """The mask that `settings` ask for; `client` is whose it is, None if all clients share it.
+
+    `measured(round, active)` is what the rule looks at, its `looks_at`, with the weights that are not active damped.
+    """
     assert settings.sparsity is not None
     density = 1 - settings.sparsity
     active = Mask.full(shapes)
     if density == 1:
         return active
-    rounds = settings.calibration_rounds if settings.by_sensitivity else 1  # else another look shows the same
+    rounds = settings.calibration_rounds if settings.looks_at_data else 1  # else another look shows the same
     sizes = unit_sizes(shapes, settings.unit)
 
     def random() -> Tensor:
         draws = torch.rand(len(sizes), dtype=torch.float64, generator=generator)
         return draws if settings.unit == "weight" else draws.repeat_interleave(sizes)
 
-    def checked(round: int, active: Mask) -> Tensor:
-        scores = sensitivity(round, active)
-        must_tell_weights_apart(scores, active)
-        return scores
+    def look(what: LooksAt, round: int, active: Mask) -> Tensor:
+        if settings.looks_at != what:
+            raise RunError(f"rule {settings.rule} looks at {what}; declare it: @fedsieve.rule(looks_at='{what}')")
+        found = measured(round, active)
+        if what == "sensitivity":
+            must_tell_weights_apart(found, active)
+        return found
 
     for round in range(1, rounds + 1):
-        evidence = Evidence(weights, partial(checked, round, active), random)
+        sensitivity, gradients = (partial(look, what, round, active) for what in ("sensitivity", "gradients"))
+        evidence = Evidence(weights, sensitivity, random, gradients, shapes, client)
         active = choose(
-            RULES[settings.rule](evidence).cpu(),
+            _one_score_each(RULES[settings.rule](evidence), shapes, settings.rule),
             density ** (round / rounds),
             shapes,
             within=active,
@@ -59,6 +76,15 @@ def calibrate_mask(
             draw=settings.draw,
         )
     return active
+
+
+def _one_score_each(scores: Any, shapes: Shapes, rule: str) -> Tensor:
+    """The scores that a rule gives; RunError if they are not one number for each weight."""
+    weights = sum(map(math.prod, shapes.values()))
+    if not isinstance(scores, Tensor) or scores.shape != (weights,):
+        found = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise RunError(f"rule {rule} gives {found}; expected one score for each of {weights:,} weights")
+    return (scores if scores.dtype in (torch.float32, torch.float64) else scores.float()).cpu()
 
 
 def damped_sensitivity(
@@ -74,6 +100,14 @@ def damped_sensitivity(
     """`sensitivity` with the weights that are not active multiplied by `damping` in the forward pass."""
     with damped(parameters, active, damping):
         return sensitivity(network, parameters, batches, fisher.kind, fisher.draws, generator, warn)
+
+
+def damped_gradients(
+    network: nn.Module, parameters: Mapping[str, nn.Parameter], batches: Batches, active: Mask, damping: float
+) -> tuple[Tensor, int]:
+    """`summed_gradients` with the weights that are not active multiplied by `damping` in the forward pass."""
+    with damped(parameters, active, damping):
+        return summed_gradients(network, parameters, batches)
 
 
 @contextmanager
@@ -128,16 +162,18 @@ def calibrate(
     )
     generator = torch.Generator().manual_seed(seed)
 
-    def scored(_: int, active: Mask) -> Tensor:
-        total, count = damped_sensitivity(
-            model, chosen, _first_samples(batches, samples), settings.fisher, active, settings.damping, generator
-        )
+    def measured(_: int, active: Mask) -> Tensor:
+        some, damping = _first_samples(batches, samples), settings.damping
+        if settings.looks_at == "gradients":
+            total, count = damped_gradients(model, chosen, some, active, damping)
+        else:
+            total, count = damped_sensitivity(model, chosen, some, settings.fisher, active, damping, generator)
         if count == 0:
             raise ValueError("batches gave no samples; pass a list or a DataLoader, it is gone through once a round")
         return total / count
 
     weights = torch.cat([one.detach().flatten() for one in chosen.values()])
-    return calibrate_mask(shapes_of(chosen.items()), weights, scored, settings, generator)
+    return calibrate_mask(shapes_of(chosen.items()), weights, measured, settings, generator)
 
 
 def _first_samples(batches: Iterable[tuple[Tensor, Tensor]], samples: int) -> Iterator[tuple[Tensor, Tensor]]:

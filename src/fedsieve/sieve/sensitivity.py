@@ -61,6 +61,25 @@ def sensitivity(
     return totals.flat, count
 
 
+def summed_gradients(
+    network: nn.Module, parameters: Mapping[str, nn.Parameter], batches: Batches
+) -> tuple[Tensor, int]:
+    """The sum over samples of the gradient of the loss by `parameters`, laid one after another, and how many they were.
+
+    The quotient is the gradient of the mean loss; sums of several clients may be added up. The network runs in
+    evaluation mode, as for sensitivity.
+    """
+    totals, count, chosen = Totals(parameters), 0, list(parameters.values())
+    with eagerly(), _evaluating(network), torch.enable_grad(), _requiring_gradients(chosen):
+        for inputs, labels in batches:
+            loss = F.cross_entropy(network(inputs), labels, reduction="sum")
+            for parameter, gradient in zip(chosen, torch.autograd.grad(loss, chosen, allow_unused=True), strict=True):
+                if gradient is not None:
+                    totals.of[parameter].add_(gradient)
+            count += len(labels)
+    return totals.flat, count
+
+
 def must_tell_weights_apart(scores: Tensor, active: Mask) -> None:
     """RunError that names the first tensor whose scores are not finite, or all zero though it has active weights."""
     counts, sizes = active.counts(), [math.prod(shape) for shape in active.shapes.values()]

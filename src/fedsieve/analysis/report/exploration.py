@@ -13,8 +13,9 @@ import numpy as np
 from fedsieve import __version__
 from fedsieve.config.data_settings import DataSettings
 from fedsieve.config.experiment_file import load_experiment
+from fedsieve.data import DATASETS
 from fedsieve.data.explore import CONFIDENCE, colour_outliers, mean_colours, nearest_and_farthest, spread_of_classes
-from fedsieve.data.load import LOADERS, Dataset, Samples
+from fedsieve.data.load import Dataset, Samples
 from fedsieve.errors import InputError
 from fedsieve.randomness import numpy_generator
 
@@ -24,9 +25,9 @@ SIDE = 96  # pixels of a larger image's thumbnail
 
 def data_settings(data: str, path: str | None) -> DataSettings:
     """The data set with this name or at this place, or that of the experiment (a preset or a file) with this name."""
-    if data not in LOADERS and path is None and (kind := _kind_of_data_at(data)):
+    if data not in DATASETS and path is None and (kind := _kind_of_data_at(data)):
         data, path = kind, data
-    if data not in LOADERS:
+    if data not in DATASETS:
         return load_experiment(data, [f"data.path={json.dumps(path)}"] if path else []).resolved().data
     if path is None and data in ("folder", "npz"):
         raise InputError(f"{data}: where does it lie? Add --path PATH")

@@ -35,7 +35,8 @@ from fedsieve.analysis.sweep.trials import (
     trials_in,
     trials_left,
 )
-from fedsieve.config.experiment_file import parse_kept
+from fedsieve.config.experiment_file import all_paths, parse_kept
+from fedsieve.config.plugins import active
 from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError, MachineError, RunError, WorkerError
 from fedsieve.experiment import check_all, run
@@ -107,6 +108,7 @@ def prepare(sweep: Sweep, out: Path) -> Trials:
             **sweep.model_dump(mode="json"),
             "at": at,
             "base": sweep.experiment_at(at).model_dump(mode="json"),
+            "plugins": plugin_digests(sweep),
         }
         write_text(file, yaml.safe_dump(everything, sort_keys=False))
     return trials
@@ -118,6 +120,7 @@ def refuse_another_experiment(sweep: Sweep, file: Path) -> None:
         before = yaml.safe_load(file.read_bytes())
         base = parse_kept(yaml.safe_dump(before["base"]), f"{file}, base")
         is_same = base.same_outcome(sweep.experiment_at(before.get("at", {})))
+        known = dict(before.get("plugins", {}))
     except (yaml.YAMLError, InputError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise InputError(f"{file} is damaged ({reason}); delete it, and the same command writes it anew") from None
@@ -125,6 +128,15 @@ def refuse_another_experiment(sweep: Sweep, file: Path) -> None:
         raise InputError(
             f"--out {file.parent} holds a sweep of another experiment, as its {file.name} says; give another folder"
         )
+    for name, digest in plugin_digests(sweep).items():
+        if known.get(name, digest) != digest:
+            raise InputError(f"plugin {name} was changed since the sweep in {file.parent} began; give another folder")
+
+
+def plugin_digests(sweep: Sweep) -> dict[str, str]:
+    """SHA-256 of each plugin of the sweep's experiments, by name."""
+    paths = all_paths(*(experiment.plugins for experiment in sweep.experiments()))
+    return {plugin.name: plugin.digest for plugin in active(paths)}
 
 
 def try_out(sweep: Sweep, taken: Taken, callback_for: ObserverFor) -> None:

@@ -9,14 +9,24 @@ seeds:   what was chosen in each arm is repeated with so many seeds, the same in
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
-from fedsieve.config.experiment_file import file_text, files_beside, load_experiment, nearest, parse, parse_value
+from fedsieve.config.experiment_file import (
+    all_paths,
+    file_text,
+    files_beside,
+    load_experiment,
+    nearest,
+    parse,
+    parse_value,
+)
+from fedsieve.config.plugins import used
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import Repeats, Settings
 from fedsieve.errors import InputError
@@ -228,8 +238,16 @@ def sweep_about(name: str) -> str:
     return sweep_text(name).splitlines()[0].lstrip("# ")
 
 
-def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
-    """A sweep that comes with fedsieve, or a YAML file; `key=value` overrides are of the experiment."""
+@contextmanager
+def loaded_sweep(name_or_file: str, overrides: Sequence[str], plugins: Sequence[str | Path]) -> Iterator[Sweep]:
+    """`load_sweep`, with the plugins of its experiments, and more, loaded within this context."""
+    experiments = load_sweep(name_or_file, overrides, plugins).experiments()
+    with used(all_paths(*(experiment.plugins for experiment in experiments))):
+        yield load_sweep(name_or_file, overrides, plugins)
+
+
+def load_sweep(name_or_file: str, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()) -> Sweep:
+    """A sweep that comes with fedsieve, or a YAML file; `key=value` overrides and `plugins` are of the experiment."""
     if (text := file_text(name_or_file)) is not None:
         path = Path(name_or_file).expanduser()
         sweep = parse(Sweep, text, str(path))
@@ -248,6 +266,10 @@ def load_sweep(name_or_file: str, overrides: Sequence[str] = ()) -> Sweep:
         if not sign or not key.strip():
             raise InputError(f"'{override[:60]}' is no override; write key=value, such as clients.count=20")
         given[key.strip()] = parse_value(text, f"override '{override[:60]}'")
+    if plugins:
+        own = {key: value for key, value in {**sweep.set, **given}.items() if key == "plugins"}
+        listed = [f"plugins={json.dumps(value)}" for value in own.values()]
+        given["plugins"] = list(load_experiment(sweep.experiment, listed, plugins).plugins)
     try:
         sweep = Sweep.model_validate(sweep.model_dump() | {"set": {**sweep.set, **given}})
     except ValidationError as error:  # an override may stand in the way of what is varied

@@ -1,0 +1,333 @@
+"""Runs with plugins: in worker processes, resumed, evaluated, compared; and rules that look at gradients."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedsieve.analysis.report.watch import serving
+from fedsieve.config.decorators import KINDS
+from fedsieve.config.experiment_file import load_experiment
+from fedsieve.config.schema import Experiment
+from fedsieve.context import RunContext
+from fedsieve.engine.worker_pool import WorkerPool
+from fedsieve.errors import InputError, RunError
+from fedsieve.experiment import evaluate_run, run
+from fedsieve.observe.callbacks import Callback
+from fedsieve.runs.read import read_metrics
+from fedsieve.sieve.calibrate import calibrate
+from fedsieve.sieve.mask import Mask
+from fedsieve.sieve.rules import RULES, Evidence
+from listeners import Listener, interrupt
+
+Maker = Callable[..., Experiment]
+
+EVERYTHING = """
+import numpy as np
+import fedsieve
+from fedsieve.federate.local import sgd, update_of
+from fedsieve.federate.methods.fedavg import FedAvg
+
+@fedsieve.rule(looks_at="gradients")
+def by_gradient(evidence):
+    assert evidence.client is not None and sum(map(np.prod, evidence.shapes.values())) == len(evidence.weights)
+    return -evidence.gradients().abs()
+
+@fedsieve.method
+class Proximal(FedAvg):
+    class Settings(fedsieve.Settings):
+        mu: float = 0.1
+
+    def train(self, task, mine):
+        server = self.scope.split(task.broadcast.weights)
+        pull = lambda name, weights, select: self.settings.mu * (weights - select(server[name]))
+        trained = sgd(task, task.broadcast.weights, mine, penalty=pull)
+        return update_of(task, trained), trained.momentum
+
+@fedsieve.split
+def unequal(labels, classes, count, settings, generator):
+    return np.split(generator.permutation(len(labels)), [10 * one for one in range(1, count)])
+
+@fedsieve.schedule
+def half(done):
+    return 0.5
+
+@fedsieve.dataset
+def noisy(settings):
+    generator = np.random.default_rng(3)
+    labels = np.arange(200) % 4
+    images = (50 * labels[:, None, None, None] + generator.uniform(0, 50, (200, 16, 16, 3))).astype(np.uint8)
+    return images[:160], labels[:160], images[160:], labels[160:]
+"""
+CHANGES = [
+    "data.name=noisy",
+    "data.path=null",
+    "clients.split=unequal",
+    "phases.*.method={proximal: {mu: 0.2}}",
+    "phases.*.local.schedule=half",
+    "phases.1.mask={rule: by_gradient, sparsity: 0.7, calibration_rounds: 2, fisher: {samples: 8}}",
+]
+RULE = "import fedsieve\n\n@fedsieve.rule\ndef mine(evidence):\n    return evidence.weights.abs()\n"
+BY_RULE = ["phases.1.mask={rule: mine, sparsity: 0.5}", "phases.0.rounds=1"]
+
+
+@pytest.fixture
+def file(tmp_path: Path, experiment: Maker) -> Callable[..., str]:
+    """Writes parts.py and mine.yaml, the small experiment with changes and the plugin; the path of the latter."""
+
+    def written(text: str, *changes: str) -> str:
+        (tmp_path / "parts.py").write_text(text, encoding="utf-8")
+        settings = experiment("plugins=[parts.py]", *changes).model_copy(update={"plugins": ("parts.py",)})
+        (tmp_path / "mine.yaml").write_text(settings.to_yaml(), encoding="utf-8")
+        return str(tmp_path / "mine.yaml")
+
+    return written
+
+
+def test_the_same_model_with_two_workers(
+    file: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, pools = WorkerPool.__init__, []
+
+    def wait_first(self: WorkerPool, *arguments: object) -> None:
+        made(self, *arguments)
+        self.wait()
+        pools.append(len(self.workers))
+
+    monkeypatch.setattr(WorkerPool, "__init__", wait_first)
+    settings, listener = load_experiment(file(EVERYTHING, *CHANGES)), Listener()
+    results = {}
+    for workers in (1, 2):
+        one = settings.model_copy(update={"workers": workers})
+        results[workers] = run(one, tmp_path / str(workers), callback=listener)
+    assert pools == [2] and not any("one process" in note or "could not" in note for note in listener.notes)
+    assert results[1]["model_sha256"] == results[2]["model_sha256"]
+    assert results[1]["test_accuracy"] > 0.3
+    held = json.loads((tmp_path / "2" / "split.json").read_text(encoding="utf-8"))["clients"]
+    assert [sum(one.values()) for one in held] == [10] * 5 + [70]
+    assert not any(line["failed"] for line in read_metrics(tmp_path / "2"))
+
+
+def test_resumed_only_with_the_same_plugin(file: Callable[..., str], tmp_path: Path) -> None:
+    settings, plugin = load_experiment(file(RULE, *BY_RULE)), tmp_path / "parts.py"
+    expected = run(settings, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "cut", callback=interrupt(2))
+    plugin.write_text(RULE + "# changed\n", encoding="utf-8")
+    for folder in ("cut", "whole"):
+        with pytest.raises(
+            InputError, match=r"plugin .*parts\.py was changed since the run in .* began \(.*is what it"
+        ):
+            run(settings, tmp_path / folder, resume=True)
+    copy = tmp_path / "cut" / "plugins" / "parts.py"
+    copy.write_text(RULE + "# changed\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"plugin parts\.py was changed since the run in .* began; give another"):
+        run(settings, tmp_path / "cut", resume=True)
+    with pytest.raises(InputError, match=r"holds a different run \(plugins is \[\"parts.py\"\] in its .*, \[\] here\)"):
+        run(settings.model_copy(update={"plugins": ()}), tmp_path / "cut", resume=True)
+    copy.write_text(RULE, encoding="utf-8")
+    (tmp_path / "elsewhere").mkdir()  # where it lies does not matter
+    (tmp_path / "elsewhere" / "parts.py").write_text(RULE, encoding="utf-8")
+    moved = settings.model_copy(update={"plugins": (str(tmp_path / "elsewhere" / "parts.py"),)})
+    assert run(moved, tmp_path / "cut", resume=True)["model_sha256"] == expected["model_sha256"]
+
+
+def test_commands_that_look_at_runs_execute_nothing(
+    file: Callable[..., str], fedsieve: Callable, tmp_path: Path
+) -> None:
+    path, executed = file(RULE, *BY_RULE), tmp_path / "executed"
+    for seed in (1, 2):
+        assert fedsieve("run", path, f"seed={seed}", "phases.*.rounds=1", "--out", f"runs/{seed}")[0] == 0
+    trap = f"open({str(executed)!r}, 'w')\n"
+    for copy in (tmp_path / "parts.py", *Path("runs").glob("*/plugins/parts.py")):
+        copy.write_text(trap, encoding="utf-8")
+    for command in (("show", path), ("show", "runs/1/experiment.yaml"), ("report", "runs"), ("compare", "runs")):
+        code, out, err = fedsieve(*command)
+        assert (code, err) == (0, "") and (command[0] != "show" or "rule: mine" in out)
+    with serving(Path("runs"), 0, "127.0.0.1"):
+        pass
+    assert "plugin" not in fedsieve("export", "runs/1", "--to", "exported")[2]
+    assert fedsieve("explore", path)[0] == 0
+    assert not executed.exists()
+    code, out, err = fedsieve("evaluate", "runs/1")
+    assert code == 2 and not executed.exists() and err.count("\n") == 1
+    assert "executed only if you name them; add --plugin runs/1/plugins/parts.py" in err
+    code, out, err = fedsieve("evaluate", "runs/1", "--plugin", "runs/1/plugins/parts.py")
+    assert code == 2 and not executed.exists()
+    assert "plugin runs/1/plugins/parts.py was changed since the run in runs/1 began" in err
+
+
+def test_evaluated_with_the_plugin_that_it_was_made_with(file: Callable[..., str], tmp_path: Path) -> None:
+    settings = load_experiment(file(EVERYTHING, *CHANGES, "phases.*.rounds=1"))
+    run(settings, tmp_path / "run")
+    (tmp_path / "parts.py").unlink()
+    scores = evaluate_run(tmp_path / "run", plugins=[tmp_path / "run" / "plugins" / "parts.py"])
+    assert scores["test_accuracy"]["measured"] == scores["test_accuracy"]["recorded"]
+
+
+def test_mask_sweep_and_split_load_plugins(file: Callable[..., str], fedsieve: Callable, tmp_path: Path) -> None:
+    path = file(EVERYTHING, *CHANGES, "phases.*.rounds=1")
+    code, out, err = fedsieve("mask", path, "--out", "mask", "--json")
+    assert code == 0 and json.loads(out)["density"] == pytest.approx(0.3, abs=0.01)
+    code, out, err = fedsieve("split", path, "--json")
+    assert code == 0 and [one["samples"] for one in json.loads(out)["clients"]] == [10] * 5 + [70]
+    sweep = f"experiment: {path}\nseeds: 1\narms: {{phases.1.mask.rule: [by_gradient, mine]}}\n"
+    (tmp_path / "sweep.yaml").write_text(sweep, encoding="utf-8")
+    code, out, err = fedsieve("sweep", str(tmp_path / "sweep.yaml"), "--out", "sweep")
+    assert code == 2 and "there is no rule 'mine'; use least_sensitive, " in err and "by_gradient" in err
+    more = tmp_path / "more.py"
+    more.write_text(RULE, encoding="utf-8")
+    for _ in range(2):  # the second goes on with the first, where nothing is left
+        code, out, err = fedsieve("sweep", str(tmp_path / "sweep.yaml"), "--out", "sweep", "--plugin", str(more))
+        assert (code, err) == (0, "")
+    arms = json.loads(Path("sweep/results.json").read_text(encoding="utf-8"))["arms"]
+    assert len(arms) == 2 and all(arm["seeds"] for arm in arms)
+    more.write_text(f"{RULE}#", encoding="utf-8")
+    code, out, err = fedsieve("sweep", str(tmp_path / "sweep.yaml"), "--out", "sweep", "--plugin", str(more))
+    assert code == 2 and "plugin more.py was changed since the sweep in sweep began" in err
+
+
+def test_two_runs_in_one_process(experiment: Maker, tmp_path: Path) -> None:
+    """Each has the plugin as it is now; nothing is left of it."""
+    plugin, before = tmp_path / "parts.py", {kind: list(registry) for kind, registry in KINDS.items()}
+    settings = experiment("phases.1.mask={sparsity: 0.5, rule: largest_magnitude}", "phases.*.rounds=1")
+    expected = run(settings, tmp_path / "expected")["model_sha256"]
+    mask = settings.phases[1].mask.model_copy(update={"rule": "mine"})
+    phases = (settings.phases[0], settings.phases[1].model_copy(update={"mask": mask}))
+    settings, found = settings.model_copy(update={"phases": phases}), []
+    for sign in ("", "-", "-"):
+        plugin.write_text(RULE.replace("return ", f"return {sign}"), encoding="utf-8")
+        found.append(run(settings, tmp_path / str(len(found)), plugins=[plugin])["model_sha256"])
+        assert {kind: list(registry) for kind, registry in KINDS.items()} == before
+    assert found[0] != found[1] == found[2] == expected
+
+
+# ----------------------------------------------------------------------------------------------- gradients
+
+
+Shown = list[tuple[Evidence, Tensor]]
+
+
+@pytest.fixture
+def by_gradient(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """A rule that keeps what it is shown, and the gradients of that moment."""
+    shown: Shown = []
+
+    def rule(evidence: Evidence) -> Tensor:
+        gradients = evidence.gradients()
+        shown.append((evidence, gradients.clone()))
+        return -gradients.abs()
+
+    rule.looks_at = "gradients"  # type: ignore[attr-defined]
+    monkeypatch.setitem(RULES, "by_gradient", rule)
+    return shown
+
+
+@pytest.mark.parametrize("scope", ["client", "federated", "server"])
+def test_gradients_are_autograds(scope: str, experiment: Maker, by_gradient: Shown, tmp_path: Path) -> None:
+    """Of the mean loss on all samples of the client, of all clients, or of all that the server sees."""
+    mask = f"{{rule: by_gradient, sparsity: 0.9, scope: {scope}, calibration_rounds: 1, fisher: {{samples: 1000}}}}"
+    settings = experiment(
+        f"phases=[{{name: a, train: all, rounds: 1, local: {{steps: 1, lr: 0.1}}, mask: {mask}}}]"
+    ).resolved()
+    run(settings, tmp_path / "run")
+    context = RunContext(settings, Callback())
+    (line,), parts = read_metrics(tmp_path / "run"), context.partition.clients
+    for place, (evidence, gradients) in enumerate(by_gradient):
+        assert evidence.client == (sorted(line["clients"])[place] if scope == "client" else None)
+        own = context.training if evidence.client is None else context.training[parts[evidence.client]]
+        model = context.classifier.eval()
+        images = context.transform.evaluation(context.data.train.images[own])
+        loss = nn.functional.cross_entropy(model(images), context.data.train.labels[own])
+        chosen = [dict(model.named_parameters())[name] for name in evidence.shapes]
+        assert [tuple(one.shape) for one in chosen] == list(evidence.shapes.values())
+        expected = torch.cat([one.flatten() for one in torch.autograd.grad(loss, chosen)])
+        torch.testing.assert_close(gradients, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+        lowest = expected.abs().argsort(descending=True)[: len(expected) // 20]
+        name = "shared" if evidence.client is None else f"client-{evidence.client:06d}"
+        assert Mask.load(tmp_path / "run" / "masks" / "a" / f"{name}.safetensors").unpack()[lowest].all()
+    assert len(by_gradient) == (3 if scope == "client" else 1)
+
+
+def test_each_calibration_round_looks_at_fresh_samples(experiment: Maker, by_gradient: Shown, tmp_path: Path) -> None:
+    mask = "{rule: by_gradient, sparsity: 0.9, calibration_rounds: 3, damping: 1.0, fisher: {samples: 4}}"
+    run(experiment("clients.count=1", f"phases.1.mask={mask}", "phases.*.rounds=1"), tmp_path)
+    first, second, third = (gradients for _, gradients in by_gradient)
+    assert not torch.equal(first, second) and not torch.equal(second, third)
+
+
+def test_gradients_work_on_any_module(by_gradient: Shown) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    batches = [(torch.randn(16, 8), torch.randint(0, 3, (16,))) for _ in range(4)]
+    mask = calibrate(model, batches, 0.9, rule="by_gradient", rounds=1)
+    inputs, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    gradients = torch.autograd.grad(nn.functional.cross_entropy(model(inputs), labels), list(model.parameters()))
+    vector = torch.cat([one.flatten() for one in gradients]).abs()
+    largest = vector.argsort(descending=True)[: mask.active - 4]  # one of each tensor is kept alive
+    assert mask.unpack()[largest].all() and by_gradient[0][0].client is None
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("evidence.gradients()", r"rule mine looks at gradients; declare it: @fedsieve.rule\(looks_at='gradients'\)"),
+        ("evidence.weights[:3]", r"rule mine gives a tensor of shape \[3\]; expected one score for each of"),
+        ("3", "rule mine gives int; expected one score for each of"),
+        ("evidence.weights / 0", "the scores of .* are not finite"),
+    ],
+)
+def test_what_a_rule_may_do_wrong(code: str, said: str, file: Callable[..., str], tmp_path: Path) -> None:
+    text = RULE.replace("evidence.weights.abs()", code)
+    with pytest.raises(RunError, match=said):
+        run(load_experiment(file(text, *BY_RULE, "phases.1.mask.scope=server")), tmp_path / "run")
+
+
+# ----------------------------------------------------------------------------------------- splits, data, callbacks
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("[[0], [1]]", "split: mine gives 2 arrays; expected one for each of 6 clients"),
+        ("[[0, 1]] * 6", "split: mine gives sample 0 to two clients"),
+        ("[[one] for one in range(5)] + [[10**6]]", r"split: mine gives positions outside of 0 to 179"),
+        ("[[one + 0.5] for one in range(6)]", "split: mine gives numbers that are not whole"),
+        ("7", "split: mine gives int; expected a list of arrays"),
+        ("[[one] for one in range(5)] + [[]]", "leaves 1 client without samples"),
+    ],
+)
+def test_what_a_split_may_do_wrong(code: str, said: str, file: Callable[..., str], tmp_path: Path) -> None:
+    text = f"import fedsieve\n\n@fedsieve.split\ndef mine(labels, classes, count, settings, g):\n    return {code}\n"
+    with pytest.raises(InputError, match=said):
+        run(load_experiment(file(text, "clients.split=mine")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("None", "data.name: mine gives no tuple of four or five arrays"),
+        ("([[0.5]], [0], [[0.5]], [0])", "data.name: mine: x_train is float64; images are stored as uint8"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_what_a_data_set_may_do_wrong(code: str, said: str, file: Callable[..., str], tmp_path: Path) -> None:
+    text = f"import fedsieve\n\n@fedsieve.dataset\ndef mine(settings):\n    return {code}\n"
+    with pytest.raises((InputError, RunError), match=said):
+        run(load_experiment(file(text, "data.name=mine", "data.path=null")), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_callback_that_fails_does_not_end_a_run(file: Callable[..., str], tmp_path: Path) -> None:
+    text = "import fedsieve\n\n@fedsieve.callback\nclass Mine(fedsieve.Callback):\n"
+    text += "    def round(self, line):\n        raise {}\n"
+    listener = Listener()
+    run(load_experiment(file(text.format("KeyError(line['round'])"))), tmp_path / "run", callback=listener)
+    assert listener.warnings == ["callback mine failed (KeyError: 1); the run goes on without it"]
+    text = text.replace("import fedsieve", "import fedsieve; from fedsieve.errors import RunError")
+    with pytest.raises(RunError, match="enough"):
+        run(load_experiment(file(text.format("RunError('enough')"))), tmp_path / "ended", callback=listener)
