@@ -30,7 +30,7 @@ LAYERS = [
     ["__main__"],
 ]
 REGISTRIES = [f"federate.{slot}" for slot in ("methods", "aggregators", "server_optimizers", "selection")]
-SIEVE = {"config.mask_settings", "errors", "files.atomic", "model.flat", "model.vit", "sieve"}
+SIEVE = {"config.mask_settings", "errors", "files.atomic", "model.flat", "model.outputs", "model.vit", "sieve"}
 
 
 def module_name(path: Path) -> str:

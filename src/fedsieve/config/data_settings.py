@@ -44,7 +44,7 @@ EvaluateCrop = Annotated[
 
 
 class DataSettings(Settings):
-    name: Literal["cifar100", "digits", "folder", "npz"] = "digits"
+    name: Literal["cifar100", "digits", "folder", "npz", "given"] = "digits"  # given: an object, from Python
     path: str | None = None
     image_size: Side | None = None  # None: 32 for pico, 64 for any other backbone
     limit: Count | None = None  # at most this many training images

@@ -3,10 +3,10 @@
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -130,10 +130,42 @@ def parse(
     translate(data)
     for override in overrides:
         _apply(data, override, places)
+    return checked(kind, data, places)
+
+
+def checked(kind: type[Parsed], data: Any, places: Mapping[Location, str] | None = None) -> Parsed:
+    """Nested dicts and lists as checked settings of some kind; `places` says where their keys were read."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise InputError(_explain(error, data, places)) from None
+        raise InputError(_explain(error, data, places or {})) from None
+
+
+def experiment_of(given: Any) -> Experiment:
+    """The experiment that a caller from Python names or describes: a preset's name, a file, a dict, an Experiment."""
+    if isinstance(given, str | PurePath):
+        return load_experiment(str(given))
+    if isinstance(given, Experiment):
+        given = given.model_dump(mode="json", warnings=False)  # checked again: `model_copy` accepts anything
+    if not isinstance(given, Mapping):
+        kinds = "a preset's name, a YAML file, a dict or an Experiment"
+        raise InputError(f"the experiment is of type {type(given).__name__}; give {kinds}")
+    data = _plain(given)
+    if data.keys() & SWEEP_KEYS:
+        raise InputError("this dict describes a sweep, not an experiment; use `fedsieve sweep` with a file")
+    return checked(Experiment, data)
+
+
+def _plain(value: Any) -> Any:
+    """As YAML would give it: dicts, lists, text and Python's own numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    is_of_numpy = type(value).__module__ == "numpy" and not getattr(value, "ndim", 1)
+    return value.item() if is_of_numpy else value
 
 
 def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> None:
@@ -215,7 +247,7 @@ EXPECTED = {
 }
 
 
-def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> str:
+def _explain(error: ValidationError, data: Any, places: Mapping[Location, str]) -> str:
     """The first problem as one line: place, key, what is wrong, what would be right."""
     problem = min(error.errors(), key=lambda one: one["type"] != "unknown_key")
     path: Location = ()
@@ -255,4 +287,4 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
 
 
 def _short(value: Any) -> str:
-    return cut(json.dumps(value))
+    return cut(json.dumps(value, default=repr))

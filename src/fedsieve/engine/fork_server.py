@@ -16,12 +16,15 @@ import torch
 from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.data.load import load
 from fedsieve.engine.channel import SharedBuffer, receive, send
+from fedsieve.engine.parcel import unpacked
 from fedsieve.engine.worker import work
 from fedsieve.federate.blame import reason_of
 from fedsieve.files.array_file import verified
 
 
-def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified_fd: int, *slot_fds: int) -> None:
+def serve(
+    tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified_fd: int, parcel_fd: int, *slot_fds: int
+) -> None:
     """Fork a worker whenever the main process requests one. The numbers are inherited file descriptors.
 
     `tie(parent)` makes a worker end with the main process, and with this process, its parent.
@@ -32,7 +35,8 @@ def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified
     setup, _ = receive(control)
     try:
         experiment = parse_experiment(setup["experiment"], "the experiment")
-        data = load(experiment.data)
+        data, given = unpacked(SharedBuffer(parcel_fd), setup["parcel"])
+        data = data or load(experiment.data)
         data.train.fingerprint, data.test.fingerprint  # noqa: B018 (kept with the data, for all workers)
     except Exception as error:
         send(control, {"failed": reason_of(error)})
@@ -53,6 +57,7 @@ def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified
                     socket.socket(fileno=fds[0]),
                     experiment,
                     data,
+                    given,
                     Path(setup["folder"]),
                     SharedBuffer(vectors_fd),
                     slots,

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsieve.config.experiment_file import elsewhere
 from fedsieve.config.schema import Experiment
-from fedsieve.context import RunContext
+from fedsieve.context import Given, RunContext
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.engine.start import engine_for
 from fedsieve.engine.torch_setup import configure_torch
@@ -47,12 +47,20 @@ from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_result
 from fedsieve.sieve.sensitivity import ADVICE
 
+NOTHING_GIVEN = Given()
 
-def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callback | None = None) -> dict[str, Any]:
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    resume: bool = False,
+    callback: Callback | None = None,
+    given: Given = NOTHING_GIVEN,
+) -> dict[str, Any]:
     """Run an experiment into the folder `out`, or resume it there; returns the content of result.json.
 
     A run that is interrupted at any moment, even by a power cut, and started again with `resume` ends in the same
-    model to the last bit.
+    model to the last bit. Callers from Python use `fedsieve.run` (api.py).
     """
     stopwatch.start()
     follows_cores = experiment.threads == "auto"
@@ -68,7 +76,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callb
             "to get the same model on other machines"
         )
     configure_torch(experiment)
-    context = RunContext(experiment, callback)
+    context = RunContext(experiment, callback, data=given.dataset(experiment.data), given=given.model)
     phases, fingerprint = plan(experiment, context), context.fingerprint
     check_mask_files(experiment, phases)
     try:
@@ -193,12 +201,15 @@ def evaluate_round(
         line |= score_as("test", evaluator.test())
 
 
-def evaluate_run(path: Path, overrides: Sequence[str] = ()) -> dict[str, dict[str, float | None]]:
+def evaluate_run(
+    path: Path, overrides: Sequence[str] = (), given: Given = NOTHING_GIVEN
+) -> dict[str, dict[str, float | None]]:
     """Score a finished run's model again; returns each figure with the one that the run recorded."""
     recorded = read_result(path)
     experiment = elsewhere(read_experiment(path), overrides).resolved()
     configure_torch(experiment)
-    context = RunContext(experiment, Callback(), load_classifier(path))
+    classifier = load_classifier(path, given.model)
+    context = RunContext(experiment, Callback(), classifier, given.dataset(experiment.data), given.model)
     phases = plan(experiment, context)
     with engine_for(context, phases, path) as engine:
         publish_phase(engine, phases[0], context.model.vector.clone(), is_whole=True)
