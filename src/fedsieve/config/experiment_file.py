@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from fedsieve.config.model_settings import GIVEN
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import Settings
 from fedsieve.config.yaml_text import LONGEST, Location, cut, read_yaml
@@ -274,7 +275,7 @@ def _explain(error: ValidationError, data: Any, places: Mapping[Location, str]) 
     elif kind in ("literal_error", "union_tag_invalid", "union_tag_not_found"):
         expected = context.get("expected") or context.get("expected_tags") or "kind: iid, classes, dirichlet or flwr"
         shown = context.get("tag", value)
-        valid = re.findall(r"'([^']+)'", expected) or [expected]
+        valid = [one for one in re.findall(r"'([^']+)'", expected) or [expected] if one != GIVEN]  # that is no choice
         text = f"{key} is {cut(repr(shown))}; use {' or '.join(valid)}{nearest(str(shown), valid)}"
     elif kind == "value_error":
         text = f"{key}: {context['error']}" if key else str(context["error"])
