@@ -1,10 +1,14 @@
 """fedsieve from Python: the same bits as by names and files, one sentence for each mistake, nothing of the caller's
 is changed."""
 
+import builtins
 import json
+import re
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -62,7 +66,7 @@ def test_an_experiment_may_be_a_name_a_file_a_dict_or_an_experiment(experiment: 
 
 def test_data_as_objects_gives_the_bits_of_data_by_name(experiment: Maker, pair: Pair, tmp_path: Path) -> None:
     """Tensors of bytes, floats and PIL images are the same pixels as those in the file."""
-    by_name = api.run(experiment(*MASKED), tmp_path / "name")
+    by_name = api.run(experiment("phases.1.rounds=1"), tmp_path / "name")
 
     class Pictures(Dataset):
         def __init__(self, part: TensorDataset) -> None:
@@ -78,7 +82,7 @@ def test_data_as_objects_gives_the_bits_of_data_by_name(experiment: Maker, pair:
     floats = tuple(TensorDataset(part.tensors[0] / 255, part.tensors[1]) for part in pair)
     for number, data in enumerate((pair, floats, tuple(map(Pictures, pair)))):
         out = tmp_path / str(number)
-        result = api.run(settings(experiment, *MASKED), out, data=data)
+        result = api.run(settings(experiment, "phases.1.rounds=1"), out, data=data)
         assert result["model_sha256"] == by_name["model_sha256"]
         assert result["data_fingerprint"] == by_name["data_fingerprint"]
         assert api.load_run(out).experiment.data.name == "given"
@@ -175,9 +179,10 @@ def test_another_forward_pass_with_the_same_weights_has_its_own_features(
             return super().forward(-images)
 
     Other.__name__ = "Net"
-    torch.manual_seed(3)
+    other = Other()
+    other.load_state_dict(net().state_dict())
     plan = settings(experiment, "phases.1.train=head")
-    modules: list[nn.Module] = [net(), Other()]
+    modules: list[nn.Module] = [net(), other]
     hashes = {api.run(plan, tmp_path / one.__module__, data=pair, model=one)["model_sha256"] for one in modules}
     assert len(hashes) == 2
 
@@ -389,3 +394,54 @@ def test_progress_is_shown_where_somebody_looks(
     assert "rounds 4/4" in capsys.readouterr().out
     api.run(plan, tmp_path / "3", progress=False)
     assert capsys.readouterr().out == ""
+
+
+class ZMQInteractiveShell:
+    """The shell of a notebook, as rich knows it by its name."""
+
+
+class Output:
+    """In place of ipywidgets' own, which is not installed here."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def clear_output(self, wait: bool) -> None: ...
+
+
+def test_progress_in_a_notebook(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ipywidgets a bar is shown, and else lines are printed."""
+    shown: list[Any] = []
+    display, widgets = ModuleType("IPython.display"), ModuleType("ipywidgets")
+    display.display, widgets.Output = shown.append, Output  # type: ignore[attr-defined]
+    widgets.__spec__ = ModuleSpec("ipywidgets", None)
+    monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    plan = experiment("phases.1.rounds=1", "phases.1.train=head")
+
+    api.run(plan, tmp_path / "lines")
+    text = "".join(one._repr_mimebundle_([], [])["text/plain"] for one in shown)
+    assert "rounds 4 of 4" in text and "4/4" not in text
+    shown.clear()
+    monkeypatch.setitem(sys.modules, "ipywidgets", widgets)
+    api.run(plan, tmp_path / "bar")
+    assert any(isinstance(one, Output) for one in shown)
+    text = "".join(one._repr_mimebundle_([], [])["text/plain"] for one in shown if not isinstance(one, Output))
+    assert "4/4" in text and "rounds 4 of 4" not in text
+    shown.clear()
+    api.run(plan, tmp_path / "silence", progress=False)
+    assert not shown
+
+
+# ------------------------------------------------------------------------------------------------- the document
+
+
+def test_the_examples_in_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, in order, as one script."""
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 7
+    exec(compile("\n".join(blocks), "docs/python.md", "exec"), {"__name__": "document"})
+    runs = {path.name for path in Path("runs").iterdir()}
+    assert runs == {"first", "own-data", "own-model", "exported"}
