@@ -25,6 +25,7 @@ from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_metrics, read_result
 
 Folder = str | os.PathLike[str]
+CALLBACK = f"{Callback.__module__}.{Callback.__name__}"
 
 
 def run(
@@ -49,6 +50,8 @@ def run(
     """
     given = Given(data, as_model(model))
     settings, folder = with_given(experiment_of(experiment), given), as_folder(out)
+    if callback is not None and not isinstance(callback, Callback):
+        raise InputError(f"callback is of type {type(callback).__name__}; derive yours from {CALLBACK}")
     if callback is not None and progress:
         raise InputError("progress and callback are both given; a callback takes the place of the progress bar")
     name = experiment_name(str(experiment)) if isinstance(experiment, str | PurePath) else "experiment"
