@@ -44,6 +44,8 @@ class ProgressBar(Callback):
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.console.is_jupyter:
+            self.progress.refresh()  # there, rich leaves out the last state
         self.progress.stop()
 
     def note(self, text: str) -> None:
