@@ -39,6 +39,7 @@ SIEVE = {
     "errors",
     "files.atomic",
     "model.flat",
+    "model.outputs",
     "model.vit",
     "sieve",
 }

@@ -1,11 +1,13 @@
 """Federated sparse fine-tuning of pretrained vision models.
 
-from fedsieve import load_experiment, run
-run(load_experiment("digits-iid"), Path("runs/mine"))
+import fedsieve
+fedsieve.run("digits-iid", "runs/mine")
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedsieve.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from fedsieve.config.decorators import (
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     )
     from fedsieve.config.experiment_file import load_experiment, parse_experiment
     from fedsieve.config.settings import Settings
-    from fedsieve.experiment import run
+    from fedsieve.experiment.api import load_run, run
+    from fedsieve.model.given_module import Model
     from fedsieve.observe.callbacks import Callback
     from fedsieve.sieve.adamw import SparseAdamW
     from fedsieve.sieve.calibrate import calibrate
@@ -31,7 +34,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Callback",
+    "InputError",
     "Mask",
+    "Model",
+    "RunError",
     "Settings",
     "SparseAdamW",
     "SparseSGDM",
@@ -40,6 +46,7 @@ __all__ = [
     "callback",
     "dataset",
     "load_experiment",
+    "load_run",
     "method",
     "parse_experiment",
     "rule",
@@ -67,11 +74,13 @@ PLACES = {
     "Settings": "config.settings",
     "Mask": "sieve.mask",
     "SparseAdamW": "sieve.adamw",
+    "Model": "model.given_module",
     "SparseSGDM": "sieve.sgdm",
     "calibrate": "sieve.calibrate",
     "load_experiment": "config.experiment_file",
+    "load_run": "experiment.api",
     "parse_experiment": "config.experiment_file",
-    "run": "experiment",
+    "run": "experiment.api",
 }
 
 

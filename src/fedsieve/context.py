@@ -4,6 +4,7 @@ Making a context finds errors in the input, and writes nothing but the cache.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from xxhash import xxh3_128
 
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.config.schema import Experiment
+from fedsieve.data.given_data import read_given
 from fedsieve.data.load import Dataset, Samples, load
 from fedsieve.data.roles import hold_out_at_clients, hold_out_validation, sample_validation, split_training
 from fedsieve.data.transform import Transform
@@ -32,6 +35,7 @@ from fedsieve.model.features import (
     too_large_to_keep,
 )
 from fedsieve.model.flat import FlatModel
+from fedsieve.model.given_module import Model
 from fedsieve.model.precision import forward, notes_on
 from fedsieve.observe.callbacks import Callback
 from fedsieve.observe.profile import section
@@ -46,6 +50,18 @@ WRITTEN_DOWN = 200  # clients whose class counts are saved in the run's folder
 Compute = Callable[[str, np.ndarray | None, int, Iterable[int]], Iterator[np.ndarray]]
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a caller from Python gives a run instead of names: a data set (an object, as it is), a model."""
+
+    data: Any = None
+    model: Model | None = None
+
+    def dataset(self, settings: DataSettings) -> Dataset | None:
+        """All its images and labels; None: the experiment names the data."""
+        return None if self.data is None else read_given(self.data, settings)
+
+
 class RunContext:
     """Data, partition and model of a run, in one process. The model's weights are whatever was last written to it."""
 
@@ -55,6 +71,7 @@ class RunContext:
         callback: Callback,
         classifier: Classifier | None = None,
         data: Dataset | None = None,
+        given: Model | None = None,
     ) -> None:
         size_limit()  # fails now if $FEDSIEVE_CACHE_GB is no size
         self.experiment, self.callback, self.device = experiment, callback, experiment.device
@@ -65,7 +82,8 @@ class RunContext:
             experiment, split_training(experiment, self.data, self.training)
         )
         self.transform = Transform(experiment.data, self.data.train)
-        self.classifier = classifier or build_classifier(experiment, self.data.classes)
+        self.given = given  # the model of a caller from Python
+        self.classifier = classifier or build_classifier(experiment, self.data.classes, given)
         self.is_as_started = classifier is None  # whether the model has the weights that the experiment starts from
         if self.is_as_started and experiment.model.init is not None:
             start_from_run(self.classifier, experiment.model.init)

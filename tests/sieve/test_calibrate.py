@@ -9,13 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
 
 from fedsieve.config.mask_settings import MaskSettings
-from fedsieve.errors import RunError
+from fedsieve.errors import InputError, RunError
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.sieve.calibrate import calibrate, calibrate_mask, damped
 from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.sieve.rules import RULES
+from fedsieve.sieve.sgdm import SparseSGDM
 
 SMALL = ViTShape(image_size=16, patch_size=8, width=8, depth=2, heads=2, hidden=12, layer_scale=True)
 
@@ -234,3 +236,69 @@ def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert not (changed & ~mask[name]).any()
         assert changed.any()
     assert Mask.load(tmp_path / "mask.safetensors") == mask
+
+
+# Models and batches as they are.
+
+
+def hugging_face_model() -> nn.Module:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    return ViTForImageClassification(ViTConfig(image_size=16, patch_size=8, num_labels=4, **shape))
+
+
+class Wrapped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model(images).logits
+
+
+@pytest.mark.parametrize("kind", ["exact", "empirical", "batch"])
+def test_models_of_transformers_need_no_wrapper(kind: str) -> None:
+    model = hugging_face_model()
+    pairs = [(torch.randn(3, 3, 16, 16), torch.randint(0, 4, (3,))) for _ in range(2)]
+    dicts = [{"pixel_values": images, "labels": labels} for images, labels in pairs]
+    wrapped = calibrate(Wrapped(model), pairs, 0.9, rounds=2, kind=kind)
+    for batches in (dicts, pairs, [({"pixel_values": images}, labels) for images, labels in pairs]):
+        mask = calibrate(model, batches, 0.9, rounds=2, kind=kind)
+        assert torch.equal(mask.bits, wrapped.bits)
+        assert list(mask.shapes) == [name for name, _ in model.named_parameters()]
+    assert not model._forward_hooks and not model._forward_pre_hooks
+    before = {name: one.detach().clone() for name, one in model.named_parameters()}
+    optimizer = SparseSGDM(model.named_parameters(), mask, lr=0.1)
+    model(**dicts[0]).loss.backward()
+    optimizer.step()
+    for name, one in model.named_parameters():
+        assert not (one != before[name])[~mask[name]].any()
+    assert any((one != before[name]).any() for name, one in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"sparsity": 90}, "sparsity is 90.0; 90.0 is no fraction below 1; did you mean 0.9?"),
+        ({"sparsity": "high"}, "sparsity is high; it should be a valid number"),
+        ({"rule": "best"}, "rule is best; there is no rule 'best'; use least_sensitive"),
+        ({"rounds": 0}, "rounds is 0; it should be greater than or equal to 1"),
+        ({"samples": 0}, "samples is 0; it should be greater than or equal to 1"),
+        ({"batches": []}, "batches gave no samples; pass a list or a DataLoader"),
+        ({"batches": [3]}, "batches gave int; a batch is a pair of inputs and labels, or a dict such as"),
+        (
+            {"batches": [{"pixel_values": torch.zeros(2, 3)}]},
+            "batches gave a dict with pixel_values; a batch is a pair",
+        ),
+        (
+            {"batches": [(torch.zeros(2, 3), torch.zeros(3))]},
+            "batches gave inputs and 3 labels that do not go together",
+        ),
+        ({"parameters": {}, "model": nn.Linear(3, 4).requires_grad_(False)}, "no parameter of the model requires a"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments: dict, said: str) -> None:
+    usual = {"model": nn.Linear(3, 4), "batches": [(torch.zeros(2, 3), torch.zeros(2).long())], "sparsity": 0.5}
+    with pytest.raises(InputError) as raised:
+        calibrate(**{**usual, **arguments})
+    assert str(raised.value).startswith(said) and "\n" not in str(raised.value)

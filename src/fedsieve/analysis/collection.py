@@ -54,7 +54,7 @@ class Run:
     def dataset(self) -> str:
         """The data set's name, with its place where the name does not say which images are in it."""
         data = self.experiment.data
-        return data.name if data.name in ALWAYS_THE_SAME else f"{data.name} {data.path}"
+        return data.name if data.name in (*ALWAYS_THE_SAME, "given") else f"{data.name} {data.path}"
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -62,6 +62,8 @@ class Run:
         settings = applicable(self.experiment)
         if self.experiment.data.name in ALWAYS_THE_SAME:
             del settings["data.path"]
+        if self.experiment.data.name == "given" and self.result:
+            settings["data.given"] = self.result["data_fingerprint"]  # objects have no name to tell them apart
         return settings
 
     @cached_property

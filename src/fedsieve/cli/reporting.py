@@ -75,7 +75,8 @@ def explore(
     from fedsieve.analysis.report.exploration import data_settings, exploration, figures
     from fedsieve.analysis.report.page import page, write_file
     from fedsieve.data.explore import sizes_in_files
-    from fedsieve.data.load import load, shown
+    from fedsieve.data.load import load
+    from fedsieve.data.pictures import shown
 
     settings = data_settings(data, path)
     name = " ".join(filter(None, [settings.name, settings.path and shown(Path(settings.path).resolve().name)]))

@@ -3,16 +3,17 @@
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from fedsieve.config.model_settings import GIVEN
 from fedsieve.config.plugins import are_active
 from fedsieve.config.registry import unknown_parts_accepted
 from fedsieve.config.resolve import absolute
@@ -169,15 +170,46 @@ def parse(
     return validated(kind, data, places)
 
 
-def validated(kind: type[Parsed], data: dict[str, Any], places: dict[Location, str]) -> Parsed:
-    """Settings as a checked model. Parts of plugins that are listed but not loaded are kept as they are."""
+def validated(kind: type[Parsed], data: dict[str, Any], places: Mapping[Location, str] | None = None) -> Parsed:
+    """Settings as a checked model; `places` says where their keys were read.
+
+    Parts of plugins that are listed but not loaded are kept as they are.
+    """
     plugins = data.get("plugins") if kind is Experiment else None
     listed = [path for path in plugins if isinstance(path, str)] if isinstance(plugins, list) else []
     try:
         with nullcontext() if are_active(listed) else unknown_parts_accepted():
             return kind.model_validate(data)
     except ValidationError as error:
-        raise InputError(_explain(error, data, places)) from None
+        raise InputError(_explain(error, data, places or {})) from None
+
+
+def experiment_of(given: Any, plugins: Sequence[str | Path] = ()) -> Experiment:
+    """The experiment that a caller from Python names or describes: a preset's name, a file, a dict, an Experiment."""
+    if isinstance(given, str | PurePath):
+        return load_experiment(str(given), plugins=plugins)
+    if isinstance(given, Experiment):
+        given = given.model_dump(mode="json", warnings=False)  # checked again: `model_copy` accepts anything
+    if not isinstance(given, Mapping):
+        kinds = "a preset's name, a YAML file, a dict or an Experiment"
+        raise InputError(f"the experiment is of type {type(given).__name__}; give {kinds}")
+    data = _plain(given)
+    if data.keys() & SWEEP_KEYS:
+        raise InputError("this dict describes a sweep, not an experiment; use `fedsieve sweep` with a file")
+    _find_plugins(Path(), plugins, data)
+    return validated(Experiment, data)
+
+
+def _plain(value: Any) -> Any:
+    """As YAML would give it: dicts, lists, text and Python's own numbers."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, PurePath):
+        return str(value)
+    is_of_numpy = type(value).__module__ == "numpy" and not getattr(value, "ndim", 1)
+    return value.item() if is_of_numpy else value
 
 
 def _apply(data: dict[str, Any], override: str, places: dict[Location, str]) -> None:
@@ -259,7 +291,7 @@ EXPECTED = {
 }
 
 
-def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> str:
+def _explain(error: ValidationError, data: Any, places: Mapping[Location, str]) -> str:
     """The first problem as one line: place, key, what is wrong, what would be right."""
     problem = min(error.errors(), key=lambda one: one["type"] != "unknown_key")
     path: Location = ()
@@ -286,7 +318,7 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
     elif kind in ("literal_error", "union_tag_invalid", "union_tag_not_found"):
         expected = context.get("expected") or context.get("expected_tags") or "kind: iid, classes, dirichlet or flwr"
         shown = context.get("tag", value)
-        valid = re.findall(r"'([^']+)'", expected) or [expected]
+        valid = [one for one in re.findall(r"'([^']+)'", expected) or [expected] if one != GIVEN]  # that is no choice
         text = f"{key} is {cut(repr(shown))}; use {' or '.join(valid)}{nearest(str(shown), valid)}"
     elif kind == "value_error":
         text = f"{key}: {context['error']}" if key else str(context["error"])
@@ -299,4 +331,4 @@ def _explain(error: ValidationError, data: Any, places: dict[Location, str]) -> 
 
 
 def _short(value: Any) -> str:
-    return cut(json.dumps(value))
+    return cut(json.dumps(value, default=repr))

@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 from fedsieve.config.settings import Real, Settings, option, with_defaults
 
 FLAGSHIP = "facebook/dino-vits16"  # the backbone of the reports
+GIVEN = "given"  # the first word of `model.backbone` if the model is an object that was given from Python
 
 
 class MlpSettings(Settings):
@@ -40,3 +41,12 @@ class ModelSettings(Settings):
     positions: Positions = "hugging_face"
     head: Head = "linear"
     init: str | None = None
+
+    @property
+    def is_given(self) -> bool:
+        return is_given(self.backbone)
+
+
+def is_given(backbone: str) -> bool:
+    """Whether `model.backbone` stands for a model that was given from Python: `given`, `given ResNet, head fc`."""
+    return backbone.partition(" ")[0] == GIVEN

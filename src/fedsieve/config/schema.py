@@ -153,7 +153,7 @@ class Experiment(Settings):
         size = self.data.image_size or (32 if self.model.backbone == "pico" else 64)
         data = self.data.model_copy(update={"image_size": size, "path": absolute(self.data.path)})
         backbone = self.model.backbone
-        if backbone != "pico" and Path(absolute(backbone) or "").exists():
+        if backbone != "pico" and not self.model.is_given and Path(absolute(backbone) or "").exists():
             backbone = absolute(backbone) or backbone
         model = self.model.model_copy(update={"backbone": backbone, "init": absolute(self.model.init)})
         phases = tuple(phase.resolved(self._optimizer_state(phase)) for phase in self.phases)

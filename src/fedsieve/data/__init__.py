@@ -10,6 +10,7 @@ DATASETS = Registry(
     digits="fedsieve.data.load:load_digits",
     folder="fedsieve.data.load:load_folder",
     npz="fedsieve.data.load:load_npz",
+    given="fedsieve.data.load:load_given",
 )
 
 SPLITS = Registry(

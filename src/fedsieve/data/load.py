@@ -3,7 +3,6 @@
 import gzip
 import importlib.util
 import os
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,11 +16,12 @@ import torch
 from torch import Tensor
 from xxhash import xxh3_128
 
-from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
+from fedsieve.config.data_settings import DataSettings
 from fedsieve.data import DATASETS
 from fedsieve.data.cifar import read_official
 from fedsieve.data.holdout import stratified
 from fedsieve.data.npz import WANTED, channels_first, read_arrays
+from fedsieve.data.pictures import read_image, shown, stored_side
 from fedsieve.errors import InputError
 from fedsieve.files.cache import cache_folder
 from fedsieve.files.memory import must_fit
@@ -70,7 +70,7 @@ def load(settings: DataSettings) -> Dataset:
             raise
         reason = f"{type(error).__name__}: {str(error)[:200]}"
         raise InputError(f"data.path: {shown(settings.path)[:200]} cannot be read ({reason})") from None
-    return data if settings.limit is None or settings.limit >= len(data.train) else limited(data, settings.limit)
+    return limited(data, settings.limit)
 
 
 def _named(settings: DataSettings) -> Dataset:
@@ -85,11 +85,13 @@ def _named(settings: DataSettings) -> Dataset:
         expected = "training images and labels, test images and labels and, if they have names, those of the classes"
         raise InputError(f"data.name: {name} gives no tuple of four or five arrays; expected {expected}")
     arrays = {key: np.asarray(value) for key, value in zip((*WANTED, "names"), found, strict=False)}
-    return _from_arrays(arrays, f"data.name: {name}")
+    return from_arrays(arrays, f"data.name: {name}")
 
 
-def limited(data: Dataset, limit: int) -> Dataset:
+def limited(data: Dataset, limit: int | None) -> Dataset:
     """With only so many training images, each class in proportion: the same for every seed, like the test set."""
+    if limit is None or limit >= len(data.train):
+        return data
     _, kept = stratified(data.train.labels.numpy(), limit, numpy_generator(0, "limit"))
     note = f"data.limit: {limit:,} of {len(data.train):,} training images are used"
     train = Samples(data.train.images[kept], data.train.labels[kept])
@@ -105,7 +107,7 @@ def load_cifar100(settings: DataSettings) -> Dataset:
         with suppress(InputError):  # it is not there, or damaged
             return _from_npz(kept)
     arrays = _download_cifar100()
-    data = _from_arrays(arrays, "CIFAR-100")
+    data = from_arrays(arrays, "CIFAR-100")
     try:
         _keep(arrays, path)
     except OSError as error:
@@ -152,7 +154,7 @@ def load_digits(_: DataSettings) -> Dataset:
         table = np.loadtxt(file, delimiter=",")
     images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     labels = table[:, -1].astype(np.int64)
-    train, test = _hold_out(labels)
+    train, test = hold_out(labels)
     return Dataset(_samples(images[train], labels[train]), _samples(images[test], labels[test]), list("0123456789"))
 
 
@@ -175,15 +177,10 @@ def load_folder(settings: DataSettings) -> Dataset:
         if extra:
             raise InputError(f"{root / 'test' / min(extra)} is a class that {root / 'train'} does not have; remove it")
         return Dataset(train, _read_images(root / "test", names, settings), classes)
-    rest, held = _hold_out(train.labels.numpy())
-    note = f"no folder test: {len(held):,} of {len(train):,} images (a stratified 20%) are held out as the test set"
+    rest, held = hold_out(train.labels.numpy())
+    note = f"no folder test: {held_out_note(held, rest)}"
     parts = [Samples(train.images[part], train.labels[part]) for part in (rest, held)]
     return Dataset(parts[0], parts[1], classes, [note])
-
-
-def shown(name: str) -> str:
-    """A name that can be printed and written: bytes that are not UTF-8 and control characters are escaped."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]", lambda found: f"\\x{ord(found[0]) % 256:02x}", name)
 
 
 def class_names(folder: Path) -> list[str]:
@@ -205,44 +202,17 @@ def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Sa
         raise InputError(f"{root} holds no .png or .jpg image; add some or remove the folder")
     if special := [path for path, _ in paths if not path.is_file()]:  # to open a named pipe would wait for ever
         raise InputError(f"{shown(str(special[0]))} is no regular file; remove it")
-    side = _stored_side(settings)
+    side = stored_side(settings)
     much = f"{root}: {len(paths):,} images of {side} x {side} pixels do not fit into memory"
     must_fit(3 * side**2 * len(paths), much, "lower data.image_size, or use fewer images")
     images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
 
     def read(place: int) -> None:
-        images[place] = _read_image(paths[place][0], settings)
+        images[place] = read_image(paths[place][0], settings)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(read, range(len(paths))))  # a list, so that errors are raised here
     return _samples(images, np.asarray([label for _, label in paths]))
-
-
-def _stored_side(settings: DataSettings) -> int:
-    """Of the square that an image is stored as."""
-    crop = settings.evaluate_crop
-    return crop.resize_center_crop.resize if isinstance(crop, ResizeCenterCrop) else settings.image_size or 64
-
-
-def _read_image(path: Path, settings: DataSettings) -> np.ndarray:
-    from PIL import Image, ImageOps
-
-    try:
-        picture: Image.Image
-        with Image.open(path) as image:
-            if image.mode.startswith("I"):  # 16 bits a pixel, which Pillow would cut off instead of scaling
-                picture = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-            else:
-                picture = ImageOps.exif_transpose(image).convert("RGB")
-    except Exception as error:  # Pillow raises many kinds for a damaged file
-        reason = type(error).__name__
-        raise InputError(f"{shown(str(path))} is no readable image ({reason}); mend or remove it") from None
-    side = _stored_side(settings)
-    if isinstance(settings.evaluate_crop, ResizeCenterCrop):
-        picture = ImageOps.fit(picture, (side, side), Image.Resampling.BILINEAR)
-    else:
-        picture = picture.resize((side, side), Image.Resampling.BILINEAR)
-    return np.asarray(picture).transpose(2, 0, 1)
 
 
 def load_npz(settings: DataSettings) -> Dataset:
@@ -251,10 +221,11 @@ def load_npz(settings: DataSettings) -> Dataset:
 
 
 def _from_npz(path: Path) -> Dataset:
-    return _from_arrays(read_arrays(path), str(path))
+    return from_arrays(read_arrays(path), str(path))
 
 
-def _from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
+def from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
+    """The data set in the arrays of an npz file; `path` is what errors call it."""
     for name in WANTED:
         if name not in arrays:
             raise InputError(f"{path} has no array {name}; expected x_train, y_train, x_test and y_test")
@@ -280,10 +251,21 @@ def _from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
     return Dataset(_samples(*parts[0]), _samples(*parts[1]), names)
 
 
-def _hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def held_out_note(held: np.ndarray, rest: np.ndarray) -> str:
+    return f"{len(held):,} of {len(held) + len(rest):,} images (a stratified 20%) are held out as the test set"
+
+
+def hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions of (training, test): the same for every seed, so that results stay comparable."""
     return stratified(labels, round(TEST_SHARE * len(labels)), numpy_generator(0, "test set"))
 
 
 def _samples(images: np.ndarray, labels: np.ndarray) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))
+
+
+def load_given(_: DataSettings) -> Dataset:
+    raise InputError(
+        "data.name: given: the data set was given from Python; give it again with data=… there (fedsieve.run, "
+        "fedsieve.load_run), or name one that lies on disk"
+    )

@@ -17,12 +17,15 @@ from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.config.plugins import activate
 from fedsieve.data.load import load
 from fedsieve.engine.channel import SharedBuffer, receive, send
+from fedsieve.engine.parcel import unpacked
 from fedsieve.engine.worker import work
 from fedsieve.federate.blame import reason_of
 from fedsieve.files.array_file import verified
 
 
-def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified_fd: int, *slot_fds: int) -> None:
+def serve(
+    tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified_fd: int, parcel_fd: int, *slot_fds: int
+) -> None:
     """Fork a worker whenever the main process requests one. The numbers are inherited file descriptors.
 
     `tie(parent)` makes a worker end with the main process, and with this process, its parent.
@@ -35,7 +38,8 @@ def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified
         for path, text in setup["plugins"].items():  # the same text, even if the file was changed since
             activate(path, text)
         experiment = parse_experiment(setup["experiment"], "the experiment")
-        data = load(experiment.data)
+        data, given = unpacked(SharedBuffer(parcel_fd), setup["parcel"])
+        data = data or load(experiment.data)
         data.train.fingerprint, data.test.fingerprint  # noqa: B018 (kept with the data, for all workers)
     except Exception as error:
         send(control, {"failed": reason_of(error)})
@@ -56,6 +60,7 @@ def serve(tie: Callable[[int], None], control_fd: int, vectors_fd: int, verified
                     socket.socket(fileno=fds[0]),
                     experiment,
                     data,
+                    given,
                     Path(setup["folder"]),
                     SharedBuffer(vectors_fd),
                     slots,

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedsieve.config.decorators import KINDS
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.parcel import CannotTravelError, packed
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
@@ -27,7 +28,13 @@ def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterat
     if context.experiment.workers == 1 or is_changed:
         yield Serial(runtime)
         return
-    pool = WorkerPool(runtime)
+    try:
+        parcel = packed(context)
+    except CannotTravelError as error:
+        context.note(f"{error}; going on in one process")
+        yield Serial(runtime)
+        return
+    pool = WorkerPool(runtime, parcel)
     try:
         yield pool
     finally:

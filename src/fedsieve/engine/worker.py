@@ -15,6 +15,7 @@ from fedsieve.engine.published import VectorReader
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.federate.blame import reason_of
 from fedsieve.federate.types import Job
+from fedsieve.model.given_module import Model
 from fedsieve.observe.callbacks import Callback
 from fedsieve.observe.profile import stopwatch
 from fedsieve.phase import plan
@@ -24,6 +25,7 @@ def work(
     server: socket.socket,
     experiment: Experiment,
     data: Dataset,
+    given: Model | None,
     folder: Path,
     vectors: SharedBuffer,
     slots: list[SharedBuffer],
@@ -33,7 +35,7 @@ def work(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     configure_torch(experiment, number)
     try:
-        context = RunContext(experiment, Callback(), data=data)
+        context = RunContext(experiment, Callback(), data=data, given=given)
         runtime = ClientRuntime(context, plan(experiment, context), folder)
         fingerprint = context.fingerprint  # computed now, before the weights change
     except Exception as error:

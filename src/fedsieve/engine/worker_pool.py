@@ -24,6 +24,7 @@ from fedsieve.config.plugins import active
 from fedsieve.engine.channel import SharedBuffer, receive, send
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.lifeline import parent_to_die_with
+from fedsieve.engine.parcel import Parcel
 from fedsieve.engine.published import PublishedVectors
 from fedsieve.errors import WorkerError
 from fedsieve.federate.types import Answer, Job
@@ -56,12 +57,13 @@ class Worker:
 class WorkerPool:
     """Worker processes on this machine, which start and end with the run."""
 
-    def __init__(self, runtime: ClientRuntime) -> None:
+    def __init__(self, runtime: ClientRuntime, parcel: Parcel) -> None:
         self.runtime, self.context = runtime, runtime.context
         assert isinstance(self.context.experiment.workers, int)
         self.size = self.context.experiment.workers
         self.vectors, self.verified = PublishedVectors(SharedBuffer()), SharedBuffer()
         verified.share(self.verified.fd)
+        self.parcel = parcel
         # Workers load what the run starts from themselves. It must be the same, unless they are sent a whole model.
         self.fingerprint = self.context.fingerprint if self.context.is_as_started else None
         self.slots: list[SharedBuffer] = []
@@ -210,6 +212,7 @@ class WorkerPool:
             theirs.fileno(),
             self.vectors.buffer.fd,
             self.verified.fd,
+            self.parcel.buffer.fd,
             *(slot.fd for slot in self.slots),
         ]
         command = [sys.executable, "-P", "-m", "fedsieve.engine.lifeline", str(parent_to_die_with()), *map(str, fds)]
@@ -222,14 +225,13 @@ class WorkerPool:
         theirs.close()
         assert self.runtime.folder is not None
         experiment = self.context.experiment
-        send(
-            self._control,
-            {
-                "experiment": experiment.to_yaml(),
-                "plugins": {plugin.path: plugin.text for plugin in active(experiment.plugins)},
-                "folder": str(self.runtime.folder.resolve()),
-            },
-        )
+        setup = {
+            "experiment": experiment.to_yaml(),
+            "plugins": {plugin.path: plugin.text for plugin in active(experiment.plugins)},
+            "folder": str(self.runtime.folder.resolve()),
+            "parcel": self.parcel.about,
+        }
+        send(self._control, setup)
         for number in range(self.size):
             self._hire(number)
 
@@ -304,7 +306,7 @@ class WorkerPool:
         self._stop()
         self._interrupted = False
         verified.share(None)
-        for shared in (self.vectors.buffer, self.verified):
+        for shared in (self.vectors.buffer, self.verified, self.parcel.buffer):
             shared.close()
 
 

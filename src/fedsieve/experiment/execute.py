@@ -18,7 +18,7 @@ from typing import Any
 from fedsieve.config.experiment_file import elsewhere
 from fedsieve.config.runnable import with_plugins
 from fedsieve.config.schema import Experiment
-from fedsieve.context import RunContext
+from fedsieve.context import Given, RunContext
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.engine.start import engine_for
 from fedsieve.engine.torch_setup import configure_torch
@@ -51,6 +51,8 @@ from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import PLUGINS, digests_in, read_experiment, read_result, sha256_of
 from fedsieve.sieve.sensitivity import ADVICE
 
+NOTHING_GIVEN = Given()
+
 
 def run(
     experiment: Experiment,
@@ -58,17 +60,19 @@ def run(
     resume: bool = False,
     callback: Callback | None = None,
     plugins: Sequence[str | Path] = (),
+    given: Given = NOTHING_GIVEN,
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`, or resume it there; returns the content of result.json.
 
     A run that is interrupted at any moment, even by a power cut, and started again with `resume` ends in the same
-    model to the last bit. The experiment's plugins, and more that are given here, are loaded while it runs.
+    model to the last bit. The experiment's plugins, and more that are given here, are loaded while it runs. Python's
+    users call `fedsieve.run` (api.py).
     """
     with with_plugins(experiment, plugins) as known:
-        return _run(known, out, resume, callback)
+        return _run(known, out, resume, callback, given)
 
 
-def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | None) -> dict[str, Any]:
+def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | None, given: Given) -> dict[str, Any]:
     stopwatch.start()
     follows_cores = experiment.threads == "auto"
     experiment = settled(experiment, out, resume)
@@ -83,7 +87,7 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
             "to get the same model on other machines"
         )
     configure_torch(experiment)
-    context = RunContext(experiment, callback)
+    context = RunContext(experiment, callback, data=given.dataset(experiment.data), given=given.model)
     phases, fingerprint = plan(experiment, context), context.fingerprint
     check_mask_files(experiment, phases)
     check_room(experiment, phases, out)
@@ -215,7 +219,10 @@ def evaluate_round(
 
 
 def evaluate_run(
-    path: Path, overrides: Sequence[str] = (), plugins: Sequence[str | Path] = ()
+    path: Path,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str | Path] = (),
+    given: Given = NOTHING_GIVEN,
 ) -> dict[str, dict[str, float | None]]:
     """Score a finished run's model again; returns each figure with the one that the run recorded.
 
@@ -223,21 +230,24 @@ def evaluate_run(
     """
     recorded = read_result(path)
     experiment = elsewhere(read_experiment(path), overrides)
-    given = {Path(one).name: Path(one) for one in plugins}
-    if missing := [name for one in experiment.plugins if (name := Path(one).name) not in given]:
+    named = {Path(one).name: Path(one) for one in plugins}
+    if missing := [name for one in experiment.plugins if (name := Path(one).name) not in named]:
         copies = " ".join(f"--plugin {path / PLUGINS / name}" for name in missing)
         raise InputError(f"{path} was made with plugins, which are executed only if you name them; add {copies}")
-    for name, file in given.items():
+    for name, file in named.items():
         digest = digests_in(recorded).get(f"{PLUGINS}/{name}")
         if digest is not None and file.is_file() and sha256_of(file) != digest:
             raise InputError(f"plugin {file} was changed since the run in {path} began; give it as it was")
     with with_plugins(experiment.model_copy(update={"plugins": ()}), plugins) as known:
-        return _evaluate(known.resolved(), path, recorded)
+        return _evaluate(known.resolved(), path, recorded, given)
 
 
-def _evaluate(experiment: Experiment, path: Path, recorded: dict[str, Any]) -> dict[str, dict[str, float | None]]:
+def _evaluate(
+    experiment: Experiment, path: Path, recorded: dict[str, Any], given: Given
+) -> dict[str, dict[str, float | None]]:
     configure_torch(experiment)
-    context = RunContext(experiment, Callback(), load_classifier(path))
+    classifier = load_classifier(path, given.model)
+    context = RunContext(experiment, Callback(), classifier, given.dataset(experiment.data), given.model)
     phases = plan(experiment, context)
     with engine_for(context, phases, path) as engine:
         publish_phase(engine, phases[0], context.model.vector.clone(), is_whole=True)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config.model_settings import Positions
+from fedsieve.config.model_settings import Positions, is_given
 from fedsieve.errors import InputError
+from fedsieve.model.given_module import GivenBackbone, describe_given
 from fedsieve.model.pretrained import (
     MOST_BLOCKS,
     check_finite,
@@ -43,7 +44,8 @@ class HuggingFaceBackbone(nn.Module):
         return pooled(self.network(images))
 
 
-Backbone = ViT | HuggingFaceBackbone
+Backbone = ViT | HuggingFaceBackbone | GivenBackbone
+FROM_PYTHON = "was given from Python; give it again with model=… there (fedsieve.run, fedsieve.load_run)"
 
 
 def load_backbone(name: str, image_size: int, positions: Positions = "hugging_face") -> Backbone:
@@ -51,6 +53,8 @@ def load_backbone(name: str, image_size: int, positions: Positions = "hugging_fa
 
     `positions` is whose way its position embeddings are interpolated, see `vit_from_tensors`.
     """
+    if is_given(name):
+        raise InputError(f"model.backbone: {name}: the model {FROM_PYTHON}, or name a backbone")
     if name == "pico":
         path = Path(str(resources.files("fedsieve") / "model" / "pico.safetensors"))
         return _from_file(path, image_size, "pico", positions)
@@ -182,6 +186,8 @@ def _first_line(error: Exception) -> str:
 def describe(backbone: Backbone) -> dict[str, Any]:
     if isinstance(backbone, ViT):
         return {"vit": vars(backbone.shape)}
+    if isinstance(backbone, GivenBackbone):
+        return describe_given(backbone)
     return {"transformers": backbone.network.config.to_dict(), "width": backbone.width}
 
 
@@ -189,6 +195,8 @@ def from_description(description: dict[str, Any]) -> Backbone:
     """An empty backbone of the described shape."""
     if "vit" in description:
         return ViT(ViTShape(**description["vit"]))
+    if "given" in description:
+        raise InputError(f"the model {description['given']} {FROM_PYTHON}")
     from transformers import AutoConfig, AutoModel
 
     config = dict(description["transformers"])

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from fedsieve.config.model_settings import MlpHead
+from fedsieve.config.model_settings import MlpHead, RidgeHead
 from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 from fedsieve.model.backbone import Backbone, load_backbone
+from fedsieve.model.given_module import Model, split_module
 from fedsieve.model.vit import ViT, through
 from fedsieve.randomness import torch_generator
 
@@ -58,17 +59,43 @@ def initialize_head(head: nn.Module, generator: torch.Generator) -> None:
         linear.bias.zero_()
 
 
-def build_classifier(experiment: Experiment, classes: list[str]) -> Classifier:
-    """The model that an experiment starts from, unless `model.init` gives another one's weights."""
+def build_classifier(experiment: Experiment, classes: list[str], given: Model | None = None) -> Classifier:
+    """The model that an experiment starts from, unless `model.init` gives another one's weights.
+
+    `given` is the module of a caller from Python.
+    """
     assert experiment.data.image_size is not None
+    if given is not None:
+        return _from_module(experiment, classes, given)
     backbone = load_backbone(experiment.model.backbone, experiment.data.image_size, experiment.model.positions)
+    _check_blocks(experiment, backbone)
+    hidden = experiment.model.head.mlp.hidden if isinstance(experiment.model.head, MlpHead) else None
+    head = make_head(backbone.width, len(classes), hidden)
+    initialize_head(head, torch_generator(experiment.seed, "head"))
+    return Classifier(backbone, head, classes)
+
+
+def _from_module(experiment: Experiment, classes: list[str], given: Model) -> Classifier:
+    assert experiment.data.image_size is not None
+    if isinstance(experiment.model.head, MlpHead) or experiment.model.positions != "hugging_face":
+        key = "head: mlp" if isinstance(experiment.model.head, MlpHead) else f"positions: {experiment.model.positions}"
+        raise InputError(f"model.{key} is not for {given.name}, which brings its own; leave it out")
+    backbone, head = split_module(given, experiment.data.image_size, len(classes))
+    if isinstance(experiment.model.head, RidgeHead) and head.bias is None:
+        raise InputError(f"model.head: ridge needs a bias, and '{given.head}' of {given.name} has none; give it one")
+    _check_blocks(experiment, backbone)
+    for number, phase in enumerate(experiment.phases):
+        if phase.train == "backbone" and not any(True for _ in backbone.parameters()):
+            what = f"phases.{number}.train: backbone"
+            raise InputError(f"{what}: {given.name} has no weights before its head; use head")
+    return Classifier(backbone, head, classes)
+
+
+def _check_blocks(experiment: Experiment, backbone: Backbone) -> None:
+    """InputError if a phase trains blocks that are not there."""
     blocks = len(getattr(backbone, "blocks", ()))
     for number, phase in enumerate(experiment.phases):
         wrong = [block for block in getattr(phase.train, "blocks", ()) if not 0 <= block < blocks]
         if wrong:
             there = f"it has blocks 0 to {blocks - 1}" if blocks else "it has no numbered blocks; use backbone or all"
             raise InputError(f"phases.{number}.train.blocks: the backbone has no block {wrong[0]}; {there}")
-    hidden = experiment.model.head.mlp.hidden if isinstance(experiment.model.head, MlpHead) else None
-    head = make_head(backbone.width, len(classes), hidden)
-    initialize_head(head, torch_generator(experiment.seed, "head"))
-    return Classifier(backbone, head, classes)

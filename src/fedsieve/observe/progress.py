@@ -1,5 +1,6 @@
 """What the user sees during a run: a bar with the estimated time left, and notes."""
 
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,8 @@ class ProgressBar(Callback):
 
     def __init__(self, console: Console, title: str = "") -> None:
         self.console, self.title = console, title  # the title is printed once the input is checked
+        # A notebook shows a bar only with ipywidgets.
+        self.is_live = console.is_terminal or (console.is_jupyter and find_spec("ipywidgets") is not None)
         self.progress = Progress(
             TextColumn("{task.description} {task.completed:,.0f}/{task.total:,.0f}"),
             BarColumn(bar_width=16),
@@ -29,7 +32,7 @@ class ProgressBar(Callback):
             TimeRemainingColumn(),
             TextColumn("left"),
             console=console,
-            disable=not console.is_terminal,
+            disable=not self.is_live,
         )
         self.place = ""  # of the run among those with other seeds
         self.rounds: TaskID | None = None
@@ -41,6 +44,8 @@ class ProgressBar(Callback):
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.console.is_jupyter:
+            self.progress.refresh()  # there, rich leaves out the last state
         self.progress.stop()
 
     def note(self, text: str) -> None:
@@ -88,6 +93,6 @@ class ProgressBar(Callback):
         self.times = times
 
     def _print_tenth(self, label: str, done: int, total: int, status: str) -> None:
-        """Print about ten lines if there is no terminal for a bar: in a log file, for example."""
-        if not self.console.is_terminal and (done == total or done % max(1, total // 10) == 0):
+        """Print about ten lines if there is no place for a bar: in a log file, for example."""
+        if not self.is_live and (done == total or done % max(1, total // 10) == 0):
             self.console.print(f"{label} {done:,} of {total:,} {status}".rstrip(), soft_wrap=True)

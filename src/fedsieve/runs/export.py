@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
 from fedsieve.config.experiment_file import elsewhere
-from fedsieve.data.load import load
+from fedsieve.data.load import Dataset, load
 from fedsieve.data.transform import KNOWN, channel_statistics
 from fedsieve.errors import InputError, RunError
 from fedsieve.model.backbone import quiet_transformers
 from fedsieve.model.classifier import Classifier
+from fedsieve.model.given_module import GivenBackbone, Model, whole_module
 from fedsieve.model.pretrained import our_name
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.runs.model_file import load_classifier
@@ -30,13 +31,22 @@ from fedsieve.runs.read import read_experiment, read_result
 TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
 
 
-def export_run(run: Path, to: Path, overrides: Sequence[str] = ()) -> str:
-    """Write the run's model and its evaluation transform to the folder `to`; returns a line on how to load them."""
+def export_run(
+    run: Path,
+    to: Path,
+    overrides: Sequence[str] = (),
+    given: Model | None = None,
+    dataset: Callable[[DataSettings], Dataset | None] = lambda _: None,
+) -> str:
+    """Write the run's model and its evaluation transform to the folder `to`; returns a line on how to load them.
+
+    Callers from Python give again what they gave the run: the model, and a function to its data set.
+    """
     read_result(run)  # only a finished run has a model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"--to {to} exists already; give the name of a new folder")
-    model = load_classifier(run)
-    processor = preprocessor_config(elsewhere(read_experiment(run), overrides).data)
+    model = load_classifier(run, given)
+    processor = preprocessor_config(elsewhere(read_experiment(run), overrides).data, dataset)
     target = to.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +67,8 @@ def export_run(run: Path, to: Path, overrides: Sequence[str] = ()) -> str:
 def write_model(model: Classifier, folder: Path) -> str:
     """Write the network, and the head separately if transformers has no classifier like ours; returns how to load."""
     backbone, head = model.backbone, model.head
+    if isinstance(backbone, GivenBackbone):
+        return write_module(whole_module(backbone, head), folder)
     network = as_transformers(model, backbone.shape) if isinstance(backbone, ViT) else backbone.network
     if isinstance(backbone, ViT) and isinstance(head, nn.Linear):
         network.save_pretrained(folder)
@@ -74,6 +86,17 @@ def write_model(model: Classifier, folder: Path) -> str:
         f"load it in two parts: transformers.{type(network).__name__}.from_pretrained('{{to}}/backbone') gives the "
         f"feature, its {feature}; torch.nn.{layers} with the tensors of {{to}}/head.safetensors makes it scores"
     )
+
+
+def write_module(module: nn.Module, folder: Path) -> str:
+    """Write a module that was given from Python, under its own names; returns how to load it."""
+    name = type(module).__name__
+    if callable(getattr(module, "save_pretrained", None)):
+        module.save_pretrained(folder)  # type: ignore[operator]
+        return f"load it with {name}.from_pretrained('{{to}}')"
+    tensors = {key: tensor.detach().clone().contiguous() for key, tensor in module.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    return f"load it into your {name}: load_state_dict(safetensors.torch.load_file('{{to}}/model.safetensors'))"
 
 
 def as_transformers(model: Classifier, shape: ViTShape) -> Any:
@@ -147,10 +170,13 @@ def check_scores(model: Classifier, exported: Callable[[Tensor], Tensor], image_
         raise RunError(f"the exported model's scores would differ from the run's by {difference:.1e}; none is written")
 
 
-def preprocessor_config(settings: DataSettings) -> dict[str, Any]:
+def preprocessor_config(
+    settings: DataSettings, dataset: Callable[[DataSettings], Dataset | None] = lambda _: None
+) -> dict[str, Any]:
     """The config with which AutoImageProcessor prepares images as the evaluation does."""
     assert settings.image_size is not None
-    mean, std = KNOWN.get(settings.normalize) or channel_statistics(load(settings).train)
+    known = KNOWN.get(settings.normalize)
+    mean, std = known or channel_statistics((dataset(settings) or load(settings)).train)
     square = size = {"height": settings.image_size, "width": settings.image_size}
     if isinstance(settings.evaluate_crop, ResizeCenterCrop):
         size = {"shortest_edge": max(settings.image_size, settings.evaluate_crop.resize_center_crop.resize)}

@@ -8,10 +8,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedsieve.errors import InputError
-from fedsieve.model.backbone import describe, from_description
+from fedsieve.model.backbone import Backbone, describe, from_description
 from fedsieve.model.classifier import Classifier, make_head
+from fedsieve.model.given_module import Model, split_module
 from fedsieve.model.pretrained import fill
-from fedsieve.runs.read import check_model
+from fedsieve.runs.read import check_model, read_experiment
 
 
 def description(model: Classifier) -> dict[str, str]:
@@ -35,12 +36,22 @@ def read_classifier_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]
     raise InputError(f"{path} is no model of a finished run; give the folder of one")
 
 
-def load_classifier(run: Path) -> Classifier:
-    """The model of a finished run's folder."""
+def load_classifier(run: Path, given: Model | None = None) -> Classifier:
+    """The model of a finished run's folder; a model that was given from Python must be given again."""
     tensors, parts = read_classifier_file(run / "model.safetensors")
-    backbone = from_description(parts["backbone"])
-    head = make_head(backbone.width, len(parts["classes"]), parts["hidden"])
-    model = Classifier(backbone, head, parts["classes"])
+    about, classes = parts["backbone"], parts["classes"]
+    backbone: Backbone
+    head: nn.Module
+    if given is not None:
+        if "given" not in about:
+            raise InputError(f"{run} has a model of its own; leave out the one that you give")
+        image_size = read_experiment(run).data.image_size
+        assert image_size is not None
+        backbone, head = split_module(Model(given.module, about["head"]), image_size, len(classes))
+    else:
+        backbone = from_description(about)
+        head = make_head(backbone.width, len(classes), parts["hidden"])
+    model = Classifier(backbone, head, classes)
     fill(model, tensors, str(run))
     return model.eval()
 

@@ -10,15 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from numbers import Real
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsieve.config.mask_settings import FisherSettings, MaskSettings
-from fedsieve.errors import RunError
+from fedsieve.errors import InputError, RunError
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
+from fedsieve.sieve.model_inputs import giving_scores, inputs_and_labels
 from fedsieve.sieve.rules import RULES, Evidence, LooksAt
 from fedsieve.sieve.sensitivity import (
     Batches,
@@ -127,7 +130,7 @@ def damped(parameters: Mapping[str, nn.Parameter], active: Mask, damping: float)
 
 def calibrate(
     model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor] | Mapping[str, Tensor]],
     sparsity: float,
     *,
     rule: str = "least_sensitive",
@@ -144,22 +147,29 @@ def calibrate(
 ) -> Mask:
     """A mask for any module that gives class scores: `sparsity` of the weights of `parameters` are frozen.
 
-    `batches` gives (inputs, labels) and is gone through once each calibration round, until `samples` were seen:
-    a shuffled DataLoader, or a list. `parameters` are all that require a gradient unless given. The rules are
+    `batches` gives (inputs, labels), or dicts of a model's arguments and `labels`, and is gone through once each
+    calibration round, until `samples` were seen: a shuffled DataLoader, or a list. The module may also give an object
+    with `logits`, as models of transformers do. `parameters` are all that require a gradient unless given; the mask
+    has their names, so that it fits `SparseSGDM(model.named_parameters(), mask)`. The rules are
     those of `fedsieve.sieve.rules.RULES`. The first dimension of inputs must be the batch. Layers that have something
     else there, or whose weights are also used elsewhere, take one backward pass per sample, with a warning.
     """
     chosen = dict(parameters or {name: one for name, one in model.named_parameters() if one.requires_grad})
-    settings = MaskSettings(
-        rule=rule,
-        sparsity=float(sparsity),
-        calibration_rounds=rounds,
-        damping=float(damping),
-        fisher=FisherSettings(kind=kind, samples=samples, draws=draws),
-        unit=unit,
-        across=across,
-        keep_alive=keep_alive,
-    )
+    if not chosen:
+        raise InputError("no parameter of the model requires a gradient, so there is nothing to choose from; name some")
+    try:
+        settings = MaskSettings(
+            rule=rule,
+            sparsity=float(sparsity) if isinstance(sparsity, Real) else sparsity,  # also numpy's
+            calibration_rounds=rounds,
+            damping=float(damping) if isinstance(damping, Real) else damping,
+            fisher=FisherSettings(kind=kind, samples=samples, draws=draws),
+            unit=unit,
+            across=across,
+            keep_alive=keep_alive,
+        )
+    except ValidationError as error:
+        raise InputError(_explained(error)) from None
     generator = torch.Generator().manual_seed(seed)
 
     def measured(_: int, active: Mask) -> Tensor:
@@ -169,16 +179,25 @@ def calibrate(
         else:
             total, count = damped_sensitivity(model, chosen, some, settings.fisher, active, damping, generator)
         if count == 0:
-            raise ValueError("batches gave no samples; pass a list or a DataLoader, it is gone through once a round")
+            raise InputError("batches gave no samples; pass a list or a DataLoader, it is gone through once a round")
         return total / count
 
     weights = torch.cat([one.detach().flatten() for one in chosen.values()])
-    return calibrate_mask(shapes_of(chosen.items()), weights, measured, settings, generator)
+    with giving_scores(model):
+        return calibrate_mask(shapes_of(chosen.items()), weights, measured, settings, generator)
 
 
-def _first_samples(batches: Iterable[tuple[Tensor, Tensor]], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _explained(error: ValidationError) -> str:
+    """The first problem with an argument, in one line."""
+    problem = error.errors(include_url=False)[0]
+    name = {"calibration_rounds": "rounds"}.get(str(problem["loc"][-1]), problem["loc"][-1]) if problem["loc"] else ""
+    text = problem["msg"].replace("Input should", "it should").removeprefix("Value error, ")
+    return f"{name} is {str(problem['input'])[:60]}; {text}" if name else text
+
+
+def _first_samples(batches: Iterable[Any], samples: int) -> Iterator[tuple[Any, Tensor]]:
     seen = 0
-    for inputs, labels in batches:
+    for inputs, labels in map(inputs_and_labels, batches):
         yield inputs[: samples - seen], labels[: samples - seen]
         seen += len(labels)
         if seen >= samples:
