@@ -1,9 +1,12 @@
 """Gradients of active rows against those that plain autograd computes."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from fedsieve.sieve.adamw import SparseAdamW
 from fedsieve.sieve.mask import Mask, shapes_of
 from fedsieve.sieve.rows import active_rows, only_active
 from fedsieve.sieve.sgdm import SparseSGDM
@@ -225,16 +228,23 @@ def test_active_rows() -> None:
     assert active_rows(torch.ones(4, dtype=torch.bool)) is None
 
 
-@pytest.mark.parametrize("policy", ["carry", "leak"])
-def test_training_is_the_same_with_and_without(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "optimizer_class", "options"),
+    [
+        ("carry", SparseSGDM, {"lr": 0.1, "momentum": 0.9}),
+        ("leak", SparseSGDM, {"lr": 0.1, "momentum": 0.9}),
+        ("carry", SparseAdamW, {"lr": 0.01, "eps": 1e-3}),
+    ],
+)
+def test_training_is_the_same_with_and_without(policy: str, optimizer_class: Any, options: dict[str, float]) -> None:
     """Rows that are redrawn, too: with "leak" the rows of the gradient are fewer than those that move."""
     networks = Network(), Network()
     masks = [mask_with(networks[0], SOME), mask_with(networks[0], {"embed.weight": [1, 5], "head.weight": [0, 4]})]
     for network, sparse in zip(networks, (True, False), strict=True):
-        optimizer = SparseSGDM(network.named_parameters(), masks[0], lr=0.1, momentum=0.9, clip_norm=0.5)
+        optimizer = optimizer_class(network.named_parameters(), masks[0], clip_norm=0.5, **options)
         for mask in masks:
             if mask is not masks[0]:
-                optimizer.set_mask(mask, policy)  # type: ignore[arg-type]
+                optimizer.set_mask(mask, policy)
             for _ in range(3):
                 optimizer.zero_grad()
                 if sparse:
