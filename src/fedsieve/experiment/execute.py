@@ -88,6 +88,7 @@ def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callb
             for phase in phases[state.progress.phase :]:
                 for note in notes_on(experiment, phase):
                     callback.note(note)
+            callback.planned(experiment, [(phase.settings.name, phase.settings.rounds) for phase in phases])
             callback.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
             clock = Clock(state.progress)
             test = None
@@ -115,11 +116,14 @@ def run(experiment: Experiment, out: Path, resume: bool = False, callback: Callb
         folder.close()
 
 
-def check(experiment: Experiment) -> None:
-    """Fail if anything is wrong with the experiment, its data or its model; nothing is run or written."""
+def check(experiment: Experiment, out: Path = Path()) -> list[Phase]:
+    """The phases; fails if anything is wrong with the experiment, its data or its model. Nothing is run or written."""
     experiment = experiment.resolved()
+    tracked(experiment, out, Callback())
     configure_torch(experiment)
-    check_mask_files(experiment, plan(experiment, RunContext(experiment, Callback())))
+    phases = plan(experiment, RunContext(experiment, Callback()))
+    check_mask_files(experiment, phases)
+    return phases
 
 
 def check_all(experiments: Iterable[Experiment]) -> None:

@@ -299,6 +299,16 @@ def test_the_command_says_what_it_does(sweep_file: Path, tmp_path: Path, fedsiev
     assert code == 2 and "did you mean 'count'" in told and not (tmp_path / "wrong").exists()
 
 
+def test_titles_count_the_runs(sweep_file: Path, tmp_path: Path) -> None:
+    titles: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent(titles, 5))  # in its third run of two rounds
+    assert [title.partition(":")[0] for title in titles] == [f"run {number} of 12" for number in (1, 2, 3)]
+    titles.clear()
+    run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent(titles))
+    assert [title.partition(":")[0] for title in titles] == [f"run {number} of 12" for number in range(3, 13)]
+
+
 def test_what_no_data_fit_is_told_before_anything_is_run(sweep_file: Path, tmp_path: Path) -> None:
     sweep = yaml.safe_load(sweep_file.read_text())
     sweep_file.write_text(yaml.safe_dump(sweep | {"search": {"clients.count": [4, 5000]}}))
