@@ -185,7 +185,7 @@ class Estimator:
         """The phases of one run; frozen outputs are counted where they are first needed."""
         settings = experiment.resolved()
         assert settings.workers != "auto"
-        network, kept, phases = _network_of(settings), set[int | None](), []
+        network, kept, phases = network_of(settings), set[int | None](), []
         if network not in self.speeds:
             self.speeds[network] = measured_speed(*network)
         for work in work_of(settings):
@@ -198,7 +198,7 @@ class Estimator:
         """For so many runs of an experiment."""
         if not runs:
             return 0.0
-        phases, network = self.phases(experiment), _network_of(experiment.resolved())
+        phases, network = self.phases(experiment), network_of(experiment.resolved())
         features = sum(phase.features for phase in phases)
         once = 0.0 if network in self.kept else features
         if features:
@@ -209,7 +209,8 @@ class Estimator:
 # --------------------------------------------------------------------------------------------------- how fast it is
 
 
-def _network_of(settings: Experiment) -> Network:
+def network_of(settings: Experiment) -> Network:
+    """What must be timed for a resolved experiment."""
     assert settings.threads != "auto" and settings.data.image_size is not None
     return settings.model.backbone, settings.data.image_size, settings.device, settings.threads
 

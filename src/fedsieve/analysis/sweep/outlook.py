@@ -15,9 +15,9 @@ CLIMB = 4  # trials that a climb is expected to take, at least
 MOST = 50  # points whose time is estimated in an arm; of more, a part stands for all
 
 
-def foretell(sweep: Sweep, out: Path) -> list[tuple[Point, int, float]]:
+def foretell(sweep: Sweep, out: Path, estimator: Estimator | None = None) -> list[tuple[Point, int, float]]:
     """Each arm, how many of its runs are left, and about how many seconds they would take."""
-    estimator, rows = Estimator(), []
+    estimator, rows = estimator or Estimator(), []
     for arm in sweep.arm_points():
         trials = trials_in(out, arm)
         tries, repeats = runs_left(sweep, trials, out, arm)
