@@ -18,7 +18,7 @@ LINE = {"phase": "head", "round": 1, "train_loss": 1.0, "val_accuracy": 0.5}
 
 
 def terminal() -> Console:
-    return Console(file=io.StringIO(), force_terminal=True, width=120)
+    return Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
 
 
 def drawn(bar: ProgressBar) -> str:
@@ -40,6 +40,16 @@ def test_the_bar_shows_rounds_clients_and_time_left() -> None:
     shown = drawn(bar)
     assert "rounds 1/23 " in shown and "head: loss 1.000, val 50.0%" in shown
     assert "30:" in shown or "29:" in shown  # twenty head rounds say little about hours of editing
+
+
+def test_a_resumed_run_is_drawn_from_its_first_moment() -> None:
+    bar = ProgressBar(terminal(), estimate=lambda _: [PhaseEstimate("head", (60.0,) * 20)])
+    with bar:
+        bar.planned(None, [("head", 20)])
+        bar.started(20, 15)
+        assert "rounds 15/20 " in drawn(bar) and "5:00 left" in drawn(bar)
+    shown = bar.console.file.getvalue()
+    assert "going on after round 15 of 20" in shown and "left of rounds" not in shown
 
 
 def test_without_an_estimate_it_says_which_phase_is_meant() -> None:

@@ -126,6 +126,15 @@ def test_without_estimates_only_the_phase_is_known() -> None:
     assert claimed == pytest.approx(30.0)
 
 
+def test_the_test_after_the_last_round_counts_down() -> None:
+    clock = Clock()
+    left = TimeLeft([PhaseEstimate("all", (10.0,), 1, end=4.0)], clock=clock)
+    list(played(left, clock, "all", [20.0], clients=1))
+    assert left.seconds() == pytest.approx(8.0)
+    clock.now += 6.0
+    assert left.seconds() == pytest.approx(2.0)
+
+
 def test_a_phase_may_end_early() -> None:
     clock = Clock()
     left = TimeLeft([HEAD, EDIT], clock=clock)

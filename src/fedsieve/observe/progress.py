@@ -129,10 +129,10 @@ class ProgressBar(Callback):
         """`rounds 3/23, clients 4/10`, or `features 2,000/60,000`."""
         text = f"{task.description} {task.completed:,.0f}/{task.total or 0:,.0f}"
         done, total = self.clients
-        return f"{text}, clients {done:,}/{total:,}" if task.id == self.rounds and total else text
+        return f"{text}, clients {done:,}/{total:,}" if total and "began" not in task.fields else text
 
     def _left(self, task: Task) -> str:
-        if task.id == self.rounds:
+        if "began" not in task.fields:  # the rounds'; self.rounds is not known when they are drawn first
             seconds, time_left = self.time_left.seconds(), self.time_left
             place = "" if time_left.is_whole else f" in {time_left.phases[time_left.phase].name}"
         else:

@@ -115,9 +115,9 @@ class TimeLeft:
         if pace is None:
             return None
         # The current round, the others of the phase, and the test after them.
-        left = pace * (sum(here.rounds[done + 1 :]) + here.end)
-        current = here.rounds[done] if done < len(here.rounds) else 0.0
-        current = pace * current * (1 - self._replied)
+        is_over = done >= len(here.rounds)
+        left = 0.0 if is_over else pace * (sum(here.rounds[done + 1 :]) + here.end)
+        current = pace * (here.end if is_over else here.rounds[done] * (1 - self._replied))
         if self._round_began is None and not done:
             current += pace * (here.features + here.start)
         left += max(0.0, current - (now - self._since))
