@@ -26,7 +26,7 @@ def repeat(
     callback = callback or Callback()
     if experiment.seed + count > 2**63:  # the limit of `seed`
         raise InputError(f"--seeds {count} from seed {experiment.seed} on ends above {2**63 - 1}; use a lower seed")
-    _refuse_unless_ours(folder, experiment, resume)
+    refuse_unless_ours(folder, experiment, resume)
     results = []
     for number in range(count):
         seed = experiment.seed + number
@@ -40,7 +40,7 @@ def with_seed(experiment: Experiment, seed: int) -> Experiment:
     return experiment.model_copy(update={"seed": seed})
 
 
-def _refuse_unless_ours(folder: Path, experiment: Experiment, resume: bool) -> None:
+def refuse_unless_ours(folder: Path, experiment: Experiment, resume: bool) -> None:
     """Every run that is there is looked at before the first seed runs, not when its turn comes hours later."""
     if not folder.exists():
         return

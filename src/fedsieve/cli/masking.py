@@ -56,6 +56,7 @@ def mask_calibrate(
 
     settings = context.with_resource(loaded(experiment, overrides or [], plugins or []))
     folder = out or new_folder(f"{experiment_name(experiment)}-mask")
+    from fedsieve.analysis.estimate import Estimator
     from fedsieve.analysis.phase_mask import calibrate_phase
     from fedsieve.analysis.report.plots import plot_density
     from fedsieve.analysis.report.tables import layers_table
@@ -63,7 +64,7 @@ def mask_calibrate(
     from fedsieve.sieve.density import density
 
     terminal = console(stderr=as_json)  # so that data is all there is to read
-    with ProgressBar(terminal, f"what comes before the mask into {folder / 'before'}") as bar:
+    with ProgressBar(terminal, f"what comes before the mask into {folder / 'before'}", Estimator().phases) as bar:
         mask = calibrate_phase(settings, folder, phase, client, bar)
     layers = density(mask)
     plot_density(layers, folder / "density.png")

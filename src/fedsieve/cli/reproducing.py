@@ -70,10 +70,12 @@ def _given(**options: str | None) -> list[tuple[str, str]]:
 
 def _runner(plan: "Plan", terminal: "Console") -> Any:
     """Runs one experiment after another, each with a line of what came out."""
+    from fedsieve.analysis.estimate import Estimator
     from fedsieve.analysis.report.reproduction import OnceNoted
     from fedsieve.experiment import run
     from fedsieve.observe.numbers import duration, percent
 
+    estimate = Estimator().phases
     total, number, said = sum(1 for _ in plan.runs()), 0, set[str]()
 
     def one(row: "Row", experiment: "Experiment", folder: Path) -> dict[str, Any]:
@@ -82,7 +84,7 @@ def _runner(plan: "Plan", terminal: "Console") -> Any:
         title = f"{number} of {total}: {row.runs_as}, seed {experiment.seed}"
         said.add(f"{folder} is finished already")  # its line says so
         was_finished = (folder / "result.json").exists()
-        with OnceNoted(terminal, said) as bar:
+        with OnceNoted(terminal, said, estimate) as bar:
             try:
                 result = run(experiment, folder, True, bar)
             except RunError as error:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,6 +36,11 @@ def run(
     seeds: Annotated[
         int, typer.Option(metavar="N", min=1, help="Repeat it with N seeds, from its own on, into DIR/seed-….")
     ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the input, and say what would be run and about how long.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the run in DIR, after asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before replacing.")] = False,
     plugins: PluginsOption = None,
 ) -> None:
     """Run an experiment, and write its metrics, model and result to a folder."""
@@ -45,11 +51,24 @@ def run(
     settings = context.with_resource(loaded_experiment(experiment, overrides or [], plugins or []))
     if resume and out is None:
         raise InputError("--resume needs to know which run to go on with; add --out DIR")
+    if yes and not force:
+        raise InputError("--yes answers what --force asks; add --force, or leave it out")
+    if force and (resume or out is None):
+        raise InputError(
+            "--force replaces a run and --resume goes on with it; give one of them"
+            if resume
+            else "--force needs to know which run to replace; add --out DIR"
+        )
     folder = out or new_folder(experiment_name(experiment))
+    if seeds > 1 and profile:
+        raise InputError("--profile looks at one run; leave out --seeds")
+    if dry_run:
+        return foretell(settings, folder, seeds, resume, force)
+    if force:
+        replace_runs(settings, folder, yes)
     if seeds > 1:
-        if profile:
-            raise InputError("--profile looks at one run; leave out --seeds")
         return run_seeds(settings, folder, seeds, resume, f"{experiment} from {seeds} seeds into {folder}")
+    from fedsieve.analysis.estimate import Estimator
     from fedsieve.analysis.report.tables import result_table, spread_over_clients, times_table
     from fedsieve.engine.torch_setup import SYNCHRONIZE
     from fedsieve.experiment import run as run_experiment
@@ -59,7 +78,7 @@ def run(
         os.environ[SYNCHRONIZE] = "1"
     loaded = time.perf_counter() - started
     terminal = console()
-    with ProgressBar(terminal, f"{experiment} into {folder}") as bar:
+    with ProgressBar(terminal, f"{experiment} into {folder}", Estimator().phases) as bar:
         result = run_experiment(settings, folder, resume, bar)
     terminal.print(result_table(result))
     if result.get("clients"):
@@ -71,15 +90,48 @@ def run(
 
 def run_seeds(settings: "Experiment", folder: Path, count: int, resume: bool, title: str) -> None:
     """`run` with several seeds: a run for each, then their mean with its interval."""
+    from fedsieve.analysis.estimate import Estimator
     from fedsieve.analysis.repeat import means, repeat
     from fedsieve.analysis.report.tables import seeds_table
     from fedsieve.observe.progress import ProgressBar
 
     terminal = console()
-    with ProgressBar(terminal, title) as bar:
+    with ProgressBar(terminal, title, Estimator().phases) as bar:
         results = repeat(settings, folder, count, resume, bar)
     terminal.print(seeds_table(results, means(results)))
     terminal.print(f"± is the 95% interval of the mean; written to {folder}, figures in seeds.json", soft_wrap=True)
+
+
+def foretell(settings: "Experiment", folder: Path, seeds: int, resume: bool, force: bool) -> None:
+    """`run --dry-run`: each phase with its estimated time and bytes; nothing is run or written."""
+    from fedsieve.analysis.foretell_run import foretold
+    from fedsieve.analysis.report.tables import foretold_phases_table
+    from fedsieve.runs.replace import described, runs_to_replace
+
+    rows = foretold(settings, folder, seeds, resume, force)
+    terminal = console()
+    terminal.print(foretold_phases_table(rows, seeds))
+    if force and (runs := runs_to_replace(folder)):
+        terminal.print(f"would replace {described(folder, runs)}", soft_wrap=True)
+    terminal.print(f"would be written to {folder}; nothing was run or written", soft_wrap=True)
+
+
+def replace_runs(settings: "Experiment", folder: Path, is_sure: bool) -> None:
+    """Delete the run, or runs over seeds, in a folder: after a question, and once the new input is checked."""
+    from fedsieve.experiment import check
+    from fedsieve.runs.replace import delete_runs, described, runs_to_replace
+
+    if not (runs := runs_to_replace(folder)):
+        return
+    what = described(folder, runs)
+    if not is_sure and not sys.stdin.isatty():
+        raise InputError(f"--force would replace {what}; add --yes to do so without being asked")
+    check(settings, folder)
+    if not is_sure:
+        print(f"replace {what}? [y/N] ", end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise InputError(f"{folder} was not replaced; give another --out")
+    delete_runs(folder)
 
 
 PlacesArgument = Annotated[

@@ -35,15 +35,19 @@ def sweep(
     if seeds is not None:
         settings = settings.model_copy(update={"seeds": seeds})
     folder = out or Path("runs") / Path(file).stem
+    from fedsieve.analysis.estimate import Estimator
     from fedsieve.analysis.report.tables import foretold_table, sweep_table
-    from fedsieve.analysis.sweep.run_sweep import foretell, run_sweep
+    from fedsieve.analysis.sweep.outlook import foretell
+    from fedsieve.analysis.sweep.run_sweep import as_words, run_sweep
     from fedsieve.observe.progress import ProgressBar
 
     terminal = console()
     if dry_run:
-        terminal.print(foretold_table(foretell(settings, folder)))
+        rows = [(as_words(arm) or "as it is", left, seconds) for arm, left, seconds in foretell(settings, folder)]
+        terminal.print(foretold_table(rows))
         return
-    results = run_sweep(settings, folder, lambda title: ProgressBar(terminal, title))
+    estimator = Estimator()  # which times the network only once
+    results = run_sweep(settings, folder, lambda title: ProgressBar(terminal, title, estimator.phases))
     terminal.print(sweep_table(results))
     terminal.print(f"written to {folder}", soft_wrap=True)
     for arm in results["arms"]:

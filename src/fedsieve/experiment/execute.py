@@ -108,6 +108,7 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
             for phase in phases[state.progress.phase :]:
                 for note in notes_on(experiment, phase):
                     callback.note(note)
+            callback.planned(experiment, [(phase.settings.name, phase.settings.rounds) for phase in phases])
             callback.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
             clock = Clock(state.progress)
             test = None
@@ -135,12 +136,16 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
         folder.close()
 
 
-def check(experiment: Experiment) -> None:
-    """Fail if anything is wrong with the experiment, its data or its model; nothing is run or written."""
+def check(experiment: Experiment, out: Path = Path()) -> list[Phase]:
+    """The phases; fails if anything is wrong with the experiment, its data or its model. Nothing is run or written."""
     with with_plugins(experiment) as known:
         experiment = known.resolved()
+        tracked(experiment, out, Callback())
         configure_torch(experiment)
-        check_mask_files(experiment, plan(experiment, RunContext(experiment, Callback())))
+        phases = plan(experiment, RunContext(experiment, Callback()))
+        check_mask_files(experiment, phases)
+        check_room(experiment, phases, out)
+        return phases
 
 
 def check_all(experiments: Iterable[Experiment]) -> None:

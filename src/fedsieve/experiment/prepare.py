@@ -86,6 +86,7 @@ def prepare(
         norms=progress.norms,
         interference=lambda: None if level == "none" else Interference(scope.size, scope.weights, blocks, device),
         warn=context.callback.warning,
+        replied=context.callback.client,
     )
     return server, evaluator
 

@@ -54,6 +54,7 @@ class Server:
     norms: list[float]  # of the phase's last updates; each round adds its own
     interference: Callable[[], Interference | None]  # made anew each round
     warn: Callable[[str], None]
+    replied: Callable[[int, int], None]  # hears how many clients of a round have replied
 
     def round(self, number: int, rounds_before: int) -> dict[str, Any]:
         """Do a round, after `rounds_before` in all phases, and return its line of metrics.
@@ -84,7 +85,7 @@ class Server:
             jobs = (self._job(client, record, secure, is_light) for client in clients)
             answers = self.engine.map(jobs)
             # Their updates become new weights, one at a time: none is kept unless the method keeps it.
-            replies = zip(clients, answers, strict=True)
+            replies = self._counted(clients, answers)
             updates = self._summed(replies, secure, record) if secure else self._accepted(replies, record)
             with closing(answers), closing(updates):
                 state = {name: one.clone() for name, one in self.state.items()}  # `fold` may change it in place
@@ -167,6 +168,13 @@ class Server:
             "secret": secure.secret_of(client) if secure is not None else None,
         }
         return Job("train", about, is_light=is_light)
+
+    def _counted(self, clients: list[int], answers: Iterable[Answer]) -> Iterator[tuple[int, Answer]]:
+        """Each client with its answer; `replied` hears of every one."""
+        self.replied(0, len(clients))
+        for done, reply in enumerate(zip(clients, answers, strict=True), start=1):
+            self.replied(done, len(clients))
+            yield reply
 
     def _accepted(self, replies: Iterable[tuple[int, Answer]], record: RoundRecord) -> Generator[Update]:
         """The updates that can be used; a client with a bad one is left out.

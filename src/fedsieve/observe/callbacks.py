@@ -1,5 +1,6 @@
 """Callbacks for the events of a run."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ class Callback:
     def features(self, done: int, total: int) -> None: ...
     def calibration(self, done: int, total: int) -> None: ...
     def repetition(self, number: int, count: int) -> None: ...
+    def planned(self, experiment: Any, phases: Sequence[tuple[str, int]]) -> None: ...  # names and rounds
     def started(self, rounds: int, done: int) -> None: ...
+    def client(self, done: int, total: int) -> None: ...  # replies of a round so far, first 0
     def round(self, line: dict[str, Any]) -> None: ...
     def concluded(self, result: dict[str, Any]) -> None: ...
     def finished(self, times: Times) -> None: ...
@@ -46,8 +49,14 @@ class Forward(Callback):
     def repetition(self, number: int, count: int) -> None:
         self.inner.repetition(number, count)
 
+    def planned(self, experiment: Any, phases: Sequence[tuple[str, int]]) -> None:
+        self.inner.planned(experiment, phases)
+
     def started(self, rounds: int, done: int) -> None:
         self.inner.started(rounds, done)
+
+    def client(self, done: int, total: int) -> None:
+        self.inner.client(done, total)
 
     def round(self, line: dict[str, Any]) -> None:
         self.inner.round(line)

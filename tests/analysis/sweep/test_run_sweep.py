@@ -139,7 +139,7 @@ def test_an_arm_before_the_others_leaves_their_runs_alone(sweep_file: Path, tmp_
     titles: list[str] = []
     both = run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent(titles))
     assert both["arms"][1:] == first["arms"]
-    assert len(titles) == 4 and all(title.startswith("0.25") for title in titles)
+    assert len(titles) == 4 and all(" of 8: 0.25, " in title for title in titles)
 
 
 def test_ended_in_a_round_and_resumed_it_is_as_if_nothing_had_happened(sweep_file: Path, tmp_path: Path) -> None:
@@ -297,6 +297,16 @@ def test_the_command_says_what_it_does(sweep_file: Path, tmp_path: Path, fedsiev
     assert printed.count("may be better") == 4  # of two values each is at an end
     code, _, told = fedsieve("sweep", str(sweep_file), "clients.cuont=3", "--out", str(tmp_path / "wrong"))
     assert code == 2 and "did you mean 'count'" in told and not (tmp_path / "wrong").exists()
+
+
+def test_titles_count_the_runs(sweep_file: Path, tmp_path: Path) -> None:
+    titles: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent(titles, 5))  # in its third run of two rounds
+    assert [title.partition(":")[0] for title in titles] == [f"run {number} of 12" for number in (1, 2, 3)]
+    titles.clear()
+    run_sweep(load_sweep(str(sweep_file)), tmp_path / "out", Silent(titles))
+    assert [title.partition(":")[0] for title in titles] == [f"run {number} of 12" for number in range(3, 13)]
 
 
 def test_what_no_data_fit_is_told_before_anything_is_run(sweep_file: Path, tmp_path: Path) -> None:

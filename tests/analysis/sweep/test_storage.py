@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsieve.analysis.sweep.run_sweep import foretell, run_sweep
+from fedsieve.analysis.sweep.outlook import foretell
+from fedsieve.analysis.sweep.run_sweep import run_sweep
 from fedsieve.analysis.sweep.sweep_file import Sweep, load_sweep
 from fedsieve.analysis.sweep.trials import best_of, trials_in
 from fedsieve.errors import InputError

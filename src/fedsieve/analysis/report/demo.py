@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from fedsieve.analysis.estimate import Estimator
 from fedsieve.analysis.report.plots import plot_curves
 from fedsieve.analysis.report.tables import runs_table
 from fedsieve.config.experiment_file import load_experiment
@@ -24,12 +25,12 @@ RUNS = {
 
 def run_demo(out: Path, console: Console) -> None:
     """Run the presets into `out`, print one table, draw the curves."""
-    results = {}
+    results, estimator = {}, Estimator()
     for name, preset in RUNS.items():
         console.print(f"{name} (preset {preset})", style="bold")
         if (out / preset / "experiment.yaml").exists():  # an earlier demo's: this one shows what today's code does
             shutil.rmtree(out / preset)
-        with ProgressBar(console) as bar:
+        with ProgressBar(console, estimate=estimator.phases) as bar:
             results[name] = run(load_experiment(preset), out / preset, callback=bar)
     console.print(runs_table(results, "pico fine-tuned on digits"))
     picture = out / "curves.png"

@@ -11,14 +11,14 @@ from fedsieve.analysis.reproduce.foretell import Estimate
 from fedsieve.analysis.reproduce.plan import Outcome, Plan, ranks
 from fedsieve.config.schema import Experiment
 from fedsieve.observe.numbers import duration, percent
-from fedsieve.observe.progress import ProgressBar
+from fedsieve.observe.progress import EstimatePhases, ProgressBar
 
 
 class OnceNoted(ProgressBar):
     """A bar for one of many runs: what has been said of an earlier one is not said again."""
 
-    def __init__(self, console: Console, said: set[str]) -> None:
-        super().__init__(console)
+    def __init__(self, console: Console, said: set[str], estimate: EstimatePhases) -> None:
+        super().__init__(console, estimate=estimate)
         self.said = said
 
     def note(self, text: str) -> None:

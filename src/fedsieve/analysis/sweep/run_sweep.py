@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from fedsieve.analysis.collection import read_run
 from fedsieve.analysis.repeat import with_seed
 from fedsieve.analysis.report.sweep_plots import plot_importances, plot_parallel, tried
+from fedsieve.analysis.sweep.outlook import run_number
 from fedsieve.analysis.sweep.storage import REASON, end_trial, values_of
 from fedsieve.analysis.sweep.sweep_file import Sweep
 from fedsieve.analysis.sweep.trials import (
@@ -29,11 +30,6 @@ from fedsieve.analysis.sweep.trials import (
     Taken,
     Trials,
     alone,
-    arm_name,
-    best_of,
-    trial_folder,
-    trials_in,
-    trials_left,
 )
 from fedsieve.config.experiment_file import all_paths, parse_kept
 from fedsieve.config.plugins import active
@@ -56,7 +52,7 @@ def run_sweep(sweep: Sweep, out: Path, callback_for: ObserverFor) -> dict[str, A
             time.sleep(PATIENCE)  # other processes are at the last trials; what they choose can be repeated together
             continue
         try:
-            try_out(sweep, taken, callback_for)
+            try_out(sweep, taken, callback_for, run_number(sweep, trials))
         finally:
             taken.release()
     left = [Repeat(arm, nth) for nth in range(sweep.seeds) for arm in trials.arms]  # the first seed's may be gone
@@ -64,28 +60,6 @@ def run_sweep(sweep: Sweep, out: Path, callback_for: ObserverFor) -> dict[str, A
         time.sleep(PATIENCE)  # another process is at them; should it be killed, they are ours
     with alone(out):
         return conclude(sweep, trials, out)
-
-
-def foretell(sweep: Sweep, out: Path) -> list[tuple[str, int, float]]:
-    """Each arm in words, how many of its runs are left, and about how many seconds they would take."""
-    from fedsieve.analysis.estimate import Estimator
-
-    estimator, rows = Estimator(), []
-    for arm in sweep.arm_points():
-        trials = trials_in(out, arm)
-        tries = trials_left(sweep, trials)
-        if sweep.climb and tries:
-            tries = max(tries, 4 - len(trials))  # it may need more or fewer
-        repeats = sweep.seeds - 1
-        if trials and not tries:  # it is known what is to be repeated
-            best = best_of(trials)
-            done = list(trial_folder(out, arm_name(arm), best).glob("seed-*/result.json")) if best else []
-            repeats = max(0, sweep.seeds - len(done)) if best else 0
-        left = tries + repeats
-        rows.append(
-            (as_words(arm) or "as it is", left, estimator.seconds(sweep.experiment_at(arm, sweep.middle()), left))
-        )
-    return rows
 
 
 def prepare(sweep: Sweep, out: Path) -> Trials:
@@ -139,10 +113,10 @@ def plugin_digests(sweep: Sweep) -> dict[str, str]:
     return {plugin.name: plugin.digest for plugin in active(paths)}
 
 
-def try_out(sweep: Sweep, taken: Taken, callback_for: ObserverFor) -> None:
+def try_out(sweep: Sweep, taken: Taken, callback_for: ObserverFor, place: str) -> None:
     """Run a trial with the first seed, and tell its study the validation accuracy."""
     study, trial = taken.arm.study, taken.trial
-    title = f"{taken.arm.name}, trial {trial.number + 1}: {as_words(taken.values) or 'as it is'}"
+    title = f"{place}: {taken.arm.name}, trial {trial.number + 1}: {as_words(taken.values) or 'as it is'}"
     experiment = sweep.experiment_at(taken.arm.values, taken.values)
     try:
         with callback_for(title) as callback:
@@ -181,7 +155,8 @@ def repeat(sweep: Sweep, trials: Trials, one: Repeat, callback_for: ObserverFor)
         return True
     if (lock := trials.try_lock(folder)) is None:
         return False
-    title = f"{one.arm.name}, seed {experiment.seed}: {as_words(values_of(best)) or 'as it is'}"
+    place, values = run_number(sweep, trials), as_words(values_of(best))
+    title = f"{place}: {one.arm.name}, seed {experiment.seed}: {values or 'as it is'}"
     try:
         with callback_for(title) as callback:
             run_slim(experiment, folder, callback)

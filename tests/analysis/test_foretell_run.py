@@ -1,0 +1,62 @@
+"""`fedsieve run --dry-run`: what it says, that it checks the input, and that it writes nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedsieve.analysis.foretell_run import foretold
+from fedsieve.config.schema import Experiment
+from fedsieve.experiment import run
+from fedsieve.runs.read import read_metrics
+from listeners import interrupt
+
+Maker = Callable[..., Experiment]
+
+
+@pytest.fixture
+def file(experiment: Maker, tmp_path: Path) -> Path:
+    path = tmp_path / "small.yaml"
+    path.write_text(experiment().to_yaml())
+    return path
+
+
+def test_it_says_what_would_be_run_and_writes_nothing(fedsieve: Callable, file: Path) -> None:
+    code, printed, _ = fedsieve("run", str(file), "--dry-run", "--seeds", "3")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
+    assert code == 0 and [row[:3] for row in rows] == [
+        ["head", "3", "3"],
+        ["all", "2", "3"],
+        ["3 seeds", "15", ""],
+    ]
+    assert all(row[-1].endswith(" s") for row in rows)
+    assert not list(Path().iterdir())
+
+
+def test_the_input_is_checked_as_for_a_run(fedsieve: Callable, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    for wrong in (["data.path=nowhere.npz"], ["clients.count=5000"], ["--out", str(tmp_path / "mine")]):
+        code, _, told = fedsieve("run", str(file), *wrong, "--dry-run")
+        assert code == 2 and told.startswith("error: ") and told.count("\n") == 1
+
+
+def test_bytes_are_about_those_of_the_run(experiment: Maker, tmp_path: Path) -> None:
+    masked = "phases.1.mask={sparsity: 0.9, rule: random, only: [mlp]}"
+    for changes in ([], [masked], ["wire.values=float16"], ["model.head=ridge"]):
+        settings = experiment(*changes)
+        phases = foretold(settings, tmp_path / "none", 1, False, False)
+        run(settings, out := tmp_path / "-".join(["run", *changes]).replace("/", ""))
+        for phase in phases:
+            lines = [line for line in read_metrics(out) if line["phase"] == phase.name]
+            assert len(lines) == phase.rounds
+            for line in lines:
+                assert line["bytes_up"] == pytest.approx(phase.up, rel=0.2, abs=3000)
+                assert line["bytes_down"] <= phase.down + 3000
+
+
+def test_a_resumed_run_says_what_is_left(experiment: Maker, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment(), tmp_path / "run", callback=interrupt(4))
+    head, all_ = foretold(experiment(), tmp_path / "run", 1, resume=True, force=False)
+    assert (head.rounds, all_.rounds) == (0, 1) and all_.seconds > 0
