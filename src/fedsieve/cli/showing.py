@@ -44,14 +44,20 @@ def show(experiment: ExperimentArgument, overrides: OverridesArgument = None) ->
     print(load_experiment(experiment, overrides or []).resolved().to_yaml(), end="")
 
 
-def methods(as_json: JsonOption = False) -> None:
-    """List the methods, aggregators, optimizers, mask rules and selections, with their papers and what they refuse."""
+def methods(as_json: JsonOption = False, plugins: PluginsOption = None) -> None:
+    """List what experiments are made of: methods, aggregators, optimizers, mask rules, selections, splits, data sets.
+
+    Each with one line, its paper, its settings, and what it does not go with.
+    """
     from dataclasses import asdict
 
     from fedsieve.analysis.catalogue import catalogue
     from fedsieve.config.dotted import as_text
+    from fedsieve.config.experiment_file import all_paths
+    from fedsieve.config.plugins import used
 
-    found = catalogue()
+    with used(all_paths(plugins or [])):
+        found = catalogue()
     if as_json:
         print(json.dumps({key: [asdict(part) for part in parts] for key, parts in found.items()}))
         return

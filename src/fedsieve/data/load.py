@@ -99,6 +99,7 @@ def limited(data: Dataset, limit: int | None) -> Dataset:
 
 
 def load_cifar100(settings: DataSettings) -> Dataset:
+    """60,000 images of 32 x 32 pixels and 100 classes (Krizhevsky, 2009)."""
     if settings.path is not None:
         train, test, names = read_official(Path(settings.path))
         return Dataset(_samples(*train), _samples(*test), names)
@@ -265,6 +266,7 @@ def _samples(images: np.ndarray, labels: np.ndarray) -> Samples:
 
 
 def load_given(_: DataSettings) -> Dataset:
+    """An object, from Python only: `fedsieve.run(…, data=…)`."""
     raise InputError(
         "data.name: given: the data set was given from Python; give it again with data=… there (fedsieve.run, "
         "fedsieve.load_run), or name one that lies on disk"

@@ -11,10 +11,12 @@ def cosine(done: float) -> float:
 
 
 def constant(done: float) -> float:
+    """The same in all steps."""
     return 1.0
 
 
 def linear(done: float) -> float:
+    """From 1 to 0 in a straight line."""
     return 1.0 - done
 
 

@@ -16,10 +16,10 @@ from fedsieve.sieve.weight_selection import Select
 
 
 class SparseAdamW(MaskedOptimizer):
-    """torch.optim.AdamW for the active weights of a mask; frozen ones keep their bits, and have no moments.
+    """torch.optim.AdamW for the active weights of a mask; others have no moments (Loshchilov and Hutter, ICLR 2019).
 
     With g the gradient of the active weights (see `MaskedOptimizer`) and t the steps that a weight has taken, this one
-    included (Loshchilov & Hutter, ICLR 2019):
+    included:
 
         w -= lr * weight_decay * w;  m = beta1 * m + (1 - beta1) * g;  v = beta2 * v + (1 - beta2) * g^2
         w -= lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps)
