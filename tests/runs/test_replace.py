@@ -104,10 +104,12 @@ def test_seeds_are_replaced_together(fedsieve: Callable, file: Path, tmp_path: P
 
 def test_whatever_a_run_writes_is_ours(experiment: Maker, tmp_path: Path) -> None:
     out = tmp_path / "run"
+    (tmp_path / "mine.py").write_text("import fedsieve\n\n\n@fedsieve.schedule\ndef mine(done):\n    return 1.0\n")
     with pytest.raises(KeyboardInterrupt):
-        run(experiment(*MASKED, "track=[tensorboard]"), out, callback=interrupt(4))
+        settings = experiment(*MASKED, "track=[tensorboard]")
+        run(settings, out, callback=interrupt(4), plugins=[tmp_path / "mine.py"])
     names = {path.relative_to(out).parts[0] for path in out.rglob("*")}
-    assert {"checkpoints", "masks", "clients", "tracking", "metrics.jsonl", ".lock"} <= names
+    assert {"checkpoints", "masks", "clients", "plugins", "tracking", "metrics.jsonl", ".lock"} <= names
     (out / "checkpoints" / ".00000004.safetensors.partial").touch()
     (out / "checkpoints" / "00000001.damaged").touch()
     assert runs_to_replace(out) == [out] and described(out, [out]) == f"the run in {out} (4 rounds, not finished)"

@@ -20,6 +20,7 @@ OURS = re.compile(
     r"|checkpoints/\.?\d{8,}\.(safetensors|damaged)(\.partial)?"
     r"|masks/[\w-]+/\.?((start|shared|client-\d{6,})\.safetensors|bytes\.json)(\.partial)?"
     r"|clients/[\w-]+/\.?client-\d{6,}-round-\d{8,}\.safetensors(\.partial)?"
+    r"|plugins/\.?[^/]+\.py(\.partial)?"
     r"|tracking/.+"
 )
 
@@ -69,7 +70,7 @@ def _locked(run: Path) -> Iterator[None]:
 def _all_in(run: Path) -> Iterator[Path]:
     """All files, links and empty folders, but no folder of ours that holds something."""
     for path in sorted(run.iterdir()):
-        is_ours = path.name in ("checkpoints", "masks", "clients", "tracking") and not path.is_symlink()
+        is_ours = path.name in ("checkpoints", "masks", "clients", "plugins", "tracking") and not path.is_symlink()
         if path.is_dir() and is_ours:
             yield from (one for one in path.rglob("*") if one.is_symlink() or not one.is_dir())
         else:
