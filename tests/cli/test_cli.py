@@ -273,11 +273,14 @@ BAD = {
     "all held out": (lambda t, b: ["clients.holdout=1.0"], ["clients.holdout is 1.0", "less than 1"]),
     "negative holdout": (lambda t, b: ["clients.holdout=-0.5"], ["clients.holdout is -0.5", "equal to 0"]),
     "unknown aggregator": (lambda t, b: ["phases.1.aggregate=some"], ["'some'", "mean or active"]),
-    "unknown method": (lambda t, b: ["phases.1.method=some"], ["'some'", "fedavg or fisher_mixing"]),
+    "unknown method": (
+        lambda t, b: ["phases.1.method=some"],
+        ["'some'", "fedavg or fedprox or scaffold or fednova or fisher_mixing"],
+    ),
     "the key before methods": (lambda t, b: ["clients.combine=active"], ["clients.combine", "phases.*.aggregate"]),
     "a secret sum of different masks": (
         lambda t, b: ["clients.secure=zero_sum", "phases.1.mask={sparsity: 0.9}"],
-        ["phases.1.mask gives clients masks of their own", "use scope: server or federated"],
+        ["phases.1.mask of each client's own", "use scope: server or federated"],
     ),
     "unknown level": (lambda t, b: ["analyze.level=all"], ["analyze.level is 'all'", "none or basic or blocks"]),
     "no such partitioner": (

@@ -79,8 +79,8 @@ def test_a_sum_that_could_overflow_is_refused(experiment: Maker, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ([edit("rule: random")], "use scope: server or federated"),
-        ([edit("rule: random, scope: server, refresh: epoch")], "use refresh: round"),
+        ([edit("rule: random")], "use mask.scope: server or federated"),
+        ([edit("rule: random, scope: server, refresh: epoch")], "use refresh: once or round"),
         ([edit("scope: server, refresh: round, momentum: leak")], "use reset or carry"),
         (["model.head=ridge"], "use linear or mlp"),
         (["wire.values=int8"], "use wire.values: float32"),

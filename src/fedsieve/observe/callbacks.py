@@ -34,6 +34,9 @@ class Forward(Callback):
     def __init__(self, inner: Callback) -> None:
         self.inner = inner
 
+    def attached(self, experiment: Any, folder: Path) -> None:
+        self.inner.attached(experiment, folder)
+
     def note(self, text: str) -> None:
         self.inner.note(text)
 
