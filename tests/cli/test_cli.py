@@ -280,7 +280,7 @@ BAD = {
     "the key before methods": (lambda t, b: ["clients.combine=active"], ["clients.combine", "phases.*.aggregate"]),
     "a secret sum of different masks": (
         lambda t, b: ["clients.secure=zero_sum", "phases.1.mask={sparsity: 0.9}"],
-        ["phases.1.mask of each client's own", "use scope: server or federated"],
+        ["phases.1.mask of each client's own", "use mask.scope: server or federated"],
     ),
     "unknown level": (lambda t, b: ["analyze.level=all"], ["analyze.level is 'all'", "none or basic or blocks"]),
     "no such partitioner": (
