@@ -23,8 +23,8 @@ BASE: dict[str, Any] = {
     "threads": 1,
     "data": {"name": "npz", "path": "given below", "image_size": 16, "limit": 120, "validation": 0.2},
     "clients": {"count": 5, "fraction": 0.6},
-    "phases": [{"name": "one", "train": "all", "rounds": 3, "local": LOCAL}],
-    "evaluate": {"every": 3},
+    "phases": [{"name": "one", "train": "all", "rounds": 2, "local": LOCAL}],
+    "evaluate": {"every": 2},
 }
 ALLOWED = [one for one in all_combinations() if refusal(settings_of(one, BASE)) is None]
 CHOSEN = ALLOWED if os.environ.get("FEDSIEVE_MATRIX") == "all" else covering(ALLOWED)
@@ -39,8 +39,8 @@ def test_killed_and_resumed_with_more_workers(
     experiment = parse_experiment(yaml.safe_dump(settings))
     expected = run(experiment, tmp_path / "whole")
     monkeypatch.setattr("fedsieve.runs.folder.CHECKPOINT_SHARE", float("inf"))  # one each round
-    workers = experiment.model_copy(update={"workers": 2})
     with pytest.raises(KeyboardInterrupt):
-        run(workers, tmp_path / "cut", callback=interrupt(2))
+        run(experiment, tmp_path / "cut", callback=interrupt(1))
+    workers = experiment.model_copy(update={"workers": 2})
     assert run(workers, tmp_path / "cut", resume=True)["model_sha256"] == expected["model_sha256"]
     assert not any(line["failed"] for line in read_metrics(tmp_path / "whole"))

@@ -52,8 +52,16 @@ def test_scaffold(mask: str, experiment: Maker, tmp_path: Path) -> None:
     compare(experiment(phase("all", mask, local, ", method: scaffold"), SPLIT), tmp_path, "scaffold")
 
 
-@pytest.mark.parametrize("mask", [mask for mask in MASKS if mask != "own each epoch"])
-@pytest.mark.parametrize("momentum", ["momentum: 0.0", "momentum: 0.8", "momentum: 0.8, nesterov: true"])
+@pytest.mark.parametrize(
+    ("mask", "momentum"),
+    [
+        ("dense", "momentum: 0.8"),
+        ("own", "momentum: 0.0"),
+        ("own each round", "momentum: 0.8, nesterov: true"),
+        ("shared rows", "momentum: 0.8"),
+        ("head dense", "momentum: 0.8, nesterov: true"),
+    ],
+)
 def test_fednova(mask: str, momentum: str, experiment: Maker, tmp_path: Path) -> None:
     local = f"epochs: 2, lr: 0.02, schedule: linear, {momentum}"
     compare(experiment(phase("all", mask, local, ", method: fednova"), SPLIT), tmp_path, "fednova")
