@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsieve.config.phase_settings import StopSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.experiment import run
+from fedsieve.experiment.results import why_over
+from fedsieve.runs.checkpoint import Progress
 from fedsieve.runs.read import read_metrics
 from listeners import Listener, interrupt
 
@@ -55,3 +58,12 @@ def test_interrupted_before_and_at_the_end_of_its_patience(rounds: int, experime
     result = run(settings, tmp_path / "cut", resume=True)
     assert result["model_sha256"] == expected["model_sha256"]
     assert result["phases"][0]["rounds"] == 4
+
+
+def test_patience_goes_by_accuracy_alone() -> None:
+    """An equal accuracy with a lower loss is a better round to keep, but no progress."""
+    progress = Progress(fingerprint="", threads=1)
+    progress.best = {"round": 8, "val_accuracy": 0.4, "val_loss": 1.0, "since": 5}
+    for round, is_over in ((7, False), (8, True)):
+        progress.round = round
+        assert bool(why_over(StopSettings(patience=3), progress)) == is_over

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedsieve.config.schema import Experiment
 from fedsieve.experiment import run
 from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
+from fedsieve.federate.server_optimizers.sgd import Sgd
 from fedsieve.federate.server_step import either, server_step
 from fedsieve.federate.types import State
 from fedsieve.runs.read import read_metrics
@@ -153,3 +154,21 @@ def test_a_run_with_masks_moves_only_what_was_trained(kind: str, experiment: Mak
     assert not any(line["failed"] for line in lines)
     dense = lines[0]["bytes_down"]
     assert dense > 0 and lines[-1]["val_accuracy"] is not None
+
+
+def test_an_optimizer_derived_from_sgd_keeps_its_state(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+
+    class Counts(Sgd):
+        def start(self, weights: Tensor) -> State:
+            return {"count": torch.zeros_like(weights)}
+
+        def step(self, weights: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+            seen.append(float(state["count"].max()))
+            return super().step(weights, direction, {})[0], {"count": state["count"] + 1}
+
+    monkeypatch.setitem(SERVER_OPTIMIZERS, "counts", Counts)
+    run(experiment("phases.0.server_optimizer=counts", "phases.1.rounds=1"), tmp_path)
+    assert seen == [0.0, 1.0, 2.0]

@@ -20,6 +20,15 @@ class Refusal:
     applies: Applies
 
 
+def leaking(why: str) -> Refusal:
+    """Of masks whose momentum goes on moving weights that a newer mask freezes."""
+    return Refusal(
+        "mask.momentum: leak",
+        why,
+        lambda phase, clients: phase.mask is not None and phase.mask.momentum_policy == "leak",
+    )
+
+
 NEEDS_SINGLE_UPDATES = Refusal(
     "clients.secure: zero_sum",
     "it needs single updates, which secure sums hide; use aggregate: mean or active, or secure: none",
@@ -41,11 +50,7 @@ ZERO_SUM_REFUSES = (
         "it needs to know which weights all clients change in a round; use refresh: once or round",
         lambda phase, clients: phase.mask is not None and phase.mask.refresh == "epoch",
     ),
-    Refusal(
-        "mask.momentum: leak",
-        "it needs all clients to change the same weights; use reset or carry",
-        lambda phase, clients: phase.mask is not None and phase.mask.momentum_policy == "leak",
-    ),
+    leaking("it needs all clients to change the same weights; use reset or carry"),
 )
 CARRIES = Refusal(
     "optimizer_state: carry",

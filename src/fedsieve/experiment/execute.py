@@ -216,7 +216,9 @@ def evaluate_round(
             context.note(f"{place}: the validation loss exploded to {score.loss:.3g}; {LOWER_LR}", "exploded")
         best = state.progress.best
         if not best or (score.accuracy, -score.loss) > (best["val_accuracy"], -best["val_loss"]):
-            state.progress.best = {key: line[key] for key in ("round", "val_accuracy", "val_loss")}
+            is_equal = bool(best) and score.accuracy == best["val_accuracy"]  # and the loss is lower
+            since = best.get("since", best["round"]) if is_equal else line["round"]
+            state.progress.best = {key: line[key] for key in ("round", "val_accuracy", "val_loss")} | {"since": since}
             if evaluate.keep == "best":
                 state.best = scope.of(state.vector).clone()
     if evaluate.test == "each":

@@ -19,7 +19,8 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
     """Notes for the user on a phase before it begins."""
     clients, notes, name, mask = experiment.clients, [], phase.settings.name, phase.settings.mask
     if (each := remembered(experiment, phase)) and clients.count > 1:
-        notes.append(f"phase {name}: each client remembers {_taken(each, clients.count)}")
+        most = size(each * versions_kept(phase, clients.count))
+        notes.append(f"phase {name}: each client remembers {size(each)} on disk, all of them up to {most}")
     if held := held_in_memory(experiment, phase):
         notes.append(f"phase {name}: {option(phase.settings.aggregate)} holds all updates of a round: {size(held)}")
     if clients.zero_sum and experiment.analyze.level != "none":
@@ -41,16 +42,15 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
 def check_room(experiment: Experiment, phases: list[Phase], folder: Path) -> None:
     """InputError if what a phase keeps fits neither the disk nor, for some aggregators, the memory."""
     for phase in phases:
-        name, rounds = phase.settings.name, phase.settings.rounds
+        name = phase.settings.name
         must_fit(
             held_in_memory(experiment, phase),
             f"phase {name}: {option(phase.settings.aggregate)} holds all {phase.per_round} updates of a round",
             "use aggregate: mean, a smaller clients.fraction, or a mask with more sparsity",
         )
         count = experiment.clients.count
-        taking_part = math.ceil(count * (1 - (1 - phase.per_round / count) ** rounds))  # as expected
-        each = remembered(experiment, phase) + kept_masks(phase)
-        must_fit_on_disk(each * (taking_part + phase.per_round), folder, f"phase {name}: what clients remember takes")
+        needed = remembered(experiment, phase) * versions_kept(phase, count) + kept_masks(phase) * count
+        must_fit_on_disk(needed, folder, f"phase {name}: what clients remember takes up to")
 
 
 def must_fit_on_disk(needed: int, folder: Path, what: str) -> None:
@@ -60,6 +60,15 @@ def must_fit_on_disk(needed: int, folder: Path, what: str) -> None:
     if needed > (free := shutil.disk_usage(there).free + written):
         more = f"{size(needed)}, and there are {size(free)} free at {there}"
         raise InputError(f"{what} {more}; make room, use another --out, or fewer clients")
+
+
+def versions_kept(phase: Phase, clients: int) -> int:
+    """The most states on disk at once: one of each client that has taken part, and more of those of the last rounds.
+
+    Two checkpoints and the weights since the newer one each need their own; a round under way adds another.
+    """
+    taking_part = math.ceil(clients * (1 - (1 - phase.per_round / clients) ** phase.settings.rounds))  # as expected
+    return taking_part + 3 * phase.per_round
 
 
 def remembered(experiment: Experiment, phase: Phase) -> int:
@@ -91,11 +100,14 @@ def kept_masks(phase: Phase) -> int:
 def held_in_memory(experiment: Experiment, phase: Phase) -> int:
     """Bytes of all updates of a round, if the aggregator keeps them until all have arrived."""
     settings, scope = phase.settings, phase.scope
-    if not AGGREGATORS[option(settings.aggregate)].needs_all:
+    if not getattr(AGGREGATORS[option(settings.aggregate)], "needs_all", False):
         return 0
-    sparsity = settings.mask.sparsity if settings.mask is not None and settings.mask.refresh != "epoch" else None
-    each = scope.size - round(scope.sieved_weights * (sparsity or 0.0))
-    return phase.per_round * each * (4 if sparsity is None else 12)  # values and, under a mask, their positions
+    mask = settings.mask
+    if mask is None:
+        return phase.per_round * 4 * scope.size
+    is_wider = mask.refresh == "epoch" or mask.momentum_policy == "leak" or phase.method.changes_frozen
+    each = scope.size - (0 if is_wider else round(scope.sieved_weights * (mask.sparsity or 0.0)))
+    return phase.per_round * 12 * each  # values, and their positions
 
 
 def _taken(each: int, clients: int) -> str:

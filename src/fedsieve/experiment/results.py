@@ -55,7 +55,7 @@ def why_over(stop: StopSettings | None, progress: Progress) -> str | None:
         return None
     if stop.target is not None and progress.best["val_accuracy"] >= stop.target:
         return f"validation accuracy reached {stop.target:.1%}"
-    if stop.patience is not None and progress.round - progress.best["round"] >= stop.patience:
+    if stop.patience is not None and progress.round - progress.best["since"] >= stop.patience:
         return f"validation accuracy did not improve in {stop.patience} rounds"
     return None
 

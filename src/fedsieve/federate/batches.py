@@ -30,6 +30,12 @@ def batches(samples: int, local: LocalSettings, seed: int, *address: int | str) 
         epoch += 1
 
 
+def learning_rates(samples: int, local: LocalSettings, round: int, rounds: int) -> list[float]:
+    """Those of all steps of a client with so many samples."""
+    steps = number_of_steps(samples, local)
+    return [learning_rate(local, round, rounds, step / steps) for step in range(steps)]
+
+
 def learning_rate(local: LocalSettings, round: int, rounds: int, done: float) -> float:
     """The learning rate in a round of a phase, when a share `done` of the local steps is done."""
     return local.lr * SCHEDULES[local.schedule]((round - 1 + done) / rounds)

@@ -78,6 +78,8 @@ class Server:
             self._send(candidates, record)
             losses = self._losses(candidates, record) if self.select.needs_losses else dict.fromkeys(candidates, 0.0)
             record.chosen = self.select.among(losses)
+            if not record.chosen:
+                self._must_be_enough(record)
             # They train, those with most samples first, so that no worker waits for a long job at the end.
             clients = sorted(record.chosen, key=lambda client: -self.sizes[client])
             secure = self._secure_round(record) if self.clients.zero_sum is not None else None
@@ -259,8 +261,8 @@ class Server:
             self.warn(f"{record.place}: client {client} was left out: {reason}")
         left = sum(client not in record.failed for client in record.chosen)
         if left < self.clients.minimum:
-            client, reason = next(iter(record.failed.items()))
+            whys = [f"client {client}: {reason}" for client, reason in record.failed.items()]
             raise RunError(
                 f"{record.place}: {left} of {self.select.per_round} clients replied, fewer than "
-                f"clients.minimum {self.clients.minimum}; client {client}: {reason}"
+                f"clients.minimum {self.clients.minimum}; {whys[0] if whys else 'no others were selected'}"
             )

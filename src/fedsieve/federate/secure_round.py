@@ -58,7 +58,8 @@ class SecureUpdates:
         sums += [weight * metrics[name] for name in self.sums[len(SUMS) :]]
         vectors = {name: vector.cpu().double() for name, vector in update.vectors.items()}
         vectors["delta"] *= weight
-        values = torch.cat((*vectors.values(), torch.tensor(sums, dtype=torch.float64)))
+        ordered = [vectors[name] for name in self.lengths]
+        values = torch.cat((*ordered, torch.tensor(sums, dtype=torch.float64)))
         try:
             fixed = to_fixed_point(values, self.bits, self.count)
         except FixedPointError as error:

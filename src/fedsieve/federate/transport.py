@@ -56,7 +56,8 @@ class Transport:
         self._widened: tuple[Mask, Tensor] | None = None  # the shared mask, and its bits with those it does not cover
         self.versions, self.started = versions, versions.now - rounds_before  # each round makes a version
         replies, extras = (payload.replies, payload.extras) if payload is not None else ({"delta": scope.size}, {})
-        self.replies, self.reports = list(replies), sorted(payload.reports) if payload is not None else []
+        self.replies = sorted(replies, key=lambda name: name != "delta")  # it first: its mask is that of all
+        self.reports = sorted(payload.reports) if payload is not None else []
         self.masked = payload.masked if payload is not None else frozenset({"delta"})
         weights, sieved = scope.weights, scope.sieved_weights
         self.rest = scope.outside
@@ -87,7 +88,7 @@ class Transport:
         If values are rounded to 8 bits, the rounding error (residual) is added to the client's next update (error
         feedback; Seide et al., Interspeech 2014), so it is sent later and not lost.
         """
-        vectors = {name: Vector(values.flatten().cpu()) for name, values in update.vectors.items()}
+        vectors = {name: Vector(update.vectors[name].flatten().cpu()) for name in self.replies}
         numbers = {"client": update.client, "round": round, "samples": update.samples, **update.metrics}
         if update.mask is not None:
             is_known = self._shared is not None and update.mask is self._shared
@@ -123,7 +124,7 @@ class Transport:
         if message.vectors.keys() != set(self.replies):
             raise WireError(f"the message has other vectors than {', '.join(sorted(self.replies))}")
         vectors, mask = {}, None
-        for name in self.replies:  # the change of the weights first: its mask is that of all
+        for name in self.replies:
             vector = message.vectors[name]
             expected = self.settings.values if "delta" in self.replies else "float64"  # sums are exact
             if vector.type != expected:
@@ -250,7 +251,9 @@ class Transport:
 
     def _known(self) -> dict[str, Tensor]:
         shared, may_change = self._shared, self._may_change
-        return {"delta": shared.bits, "weights": may_change} if shared is not None and may_change is not None else {}
+        if shared is None or may_change is None:
+            return {}
+        return {**dict.fromkeys(self.masked, shared.bits), "weights": may_change}
 
     def _redraw(self, seed: int) -> Tensor:
         if self.masks is None or self.masks.seed_of(ALL, 1) is None:

@@ -41,7 +41,9 @@ class Progress:
     fingerprint: str = ""  # of the data and the weights that the run started from
     threads: int = 0  # of each process
     plugins: dict[str, str] = field(default_factory=dict)  # SHA-256 of each, by name
-    best: dict[str, Any] = field(default_factory=dict)  # of the current phase: round, val_accuracy, val_loss
+    best: dict[str, Any] = field(
+        default_factory=dict
+    )  # of the current phase: round, val_accuracy, val_loss, since (which round)
     norms: list[float] = field(default_factory=list)  # of the last updates of the current phase (NormLimit)
     phases: list[dict[str, Any]] = field(default_factory=list)  # results of the finished phases
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from fedsieve.config.refusals import Refusal
+from fedsieve.config.refusals import leaking
 from fedsieve.config.settings import Settings as AnySettings
 from fedsieve.sieve.mask import Mask
 from fedsieve.sieve.masked_optimizer import GradientSettings, MaskedOptimizer, MomentumPolicy
@@ -32,13 +32,7 @@ class SparseAdamW(MaskedOptimizer):
 
     remembers: ClassVar = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", "step": "step"}
     shared: ClassVar = frozenset({"step"})
-    refuses: ClassVar = (
-        Refusal(
-            "mask.momentum: leak",
-            "frozen weights have no moments that could go on moving them; use reset or carry",
-            lambda phase, _: phase.mask is not None and phase.mask.momentum == "leak",
-        ),
-    )
+    refuses: ClassVar = (leaking("frozen weights have no moments that could go on moving them; use reset or carry"),)
 
     class Settings(AnySettings):
         """In an experiment."""

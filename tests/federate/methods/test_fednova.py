@@ -13,6 +13,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.experiment import run
 from fedsieve.federate.batches import learning_rate
 from fedsieve.federate.methods.fednova import tau
+from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.federate.types import Broadcast
 from fedsieve.runs.read import read_metrics
 from naive import tau as naive_tau
@@ -34,7 +35,7 @@ def test_tau_is_the_norm_of_the_factors_of_all_gradients(
     nesterov = nesterov and momentum > 0
     local = LocalSettings(steps=steps, lr=0.3, momentum=momentum, nesterov=nesterov, schedule=schedule)  # type: ignore[arg-type]
     rates = [learning_rate(local, round, 5, step / steps) for step in range(steps)]
-    assert tau(steps, local, Broadcast("one", round, 5, empty(0))) == pytest.approx(naive_tau(rates, local))
+    assert tau(1, local, Broadcast("one", round, 5, empty(0))) == pytest.approx(naive_tau(rates, local))
 
 
 @pytest.mark.parametrize("mask", ["null", "{sparsity: 0.5, rule: random}"])
@@ -58,3 +59,12 @@ def test_secure_sums_give_the_same(experiment: Maker, tmp_path: Path) -> None:
 def test_one_client_forgets_its_momentum(experiment: Maker) -> None:
     """By default one client carries it, which FedNova does not allow."""
     assert experiment("phases.0.method=fednova", "clients.count=1").resolved().phases[0].optimizer_state == "reset"
+
+
+def test_learning_rates_of_zero(experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule that warms up from 0, and clients of one batch: their tau is 0, and they have not moved."""
+    monkeypatch.setitem(SCHEDULES, "late", lambda done: done)
+    more = ("phases.*.local.schedule=late", "phases.*.local.batch_size=64", "phases.0.rounds=2", "phases.1.rounds=1")
+    split = "clients.split={kind: dirichlet, alpha: 0.5, balanced: false}"
+    run(experiment("phases.0.method=fednova", split, *more), tmp_path)
+    assert not any(line["failed"] for line in read_metrics(tmp_path))

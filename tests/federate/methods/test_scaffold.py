@@ -1,6 +1,7 @@
 """SCAFFOLD's control variates: who keeps what, what is sent, and what the server accepts."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,23 @@ def test_numbers_too_large_for_secure_sums_are_refused(
     monkeypatch.setitem(METHODS, "scaffold", Explodes)
     with pytest.raises(RunError, match=r"a value of size 1e\+12 exceeds"):
         run(experiment("phases.0.method=scaffold", PLAIN, "clients.secure=zero_sum"), tmp_path)
+
+
+@pytest.mark.parametrize("secure", ["none", "zero_sum"])
+def test_the_order_of_vectors_does_not_matter(
+    secure: str, experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Backwards(Scaffold):
+        @property
+        def replies(self) -> dict[str, int]:
+            return dict(reversed(super().replies.items()))
+
+        def train(self, task: Task, mine: State) -> tuple[Update, State]:
+            update, state = super().train(task, mine)
+            return replace(update, vectors=dict(reversed(update.vectors.items()))), state
+
+    changes = ("phases.*.method=scaffold", PLAIN, SHARED, f"clients.secure={secure}")
+    run(experiment(*changes), tmp_path / "usual")
+    monkeypatch.setitem(METHODS, "scaffold", Backwards)
+    run(experiment(*changes), tmp_path / "backwards")
+    assert torch.equal(weights(tmp_path / "usual"), weights(tmp_path / "backwards"))

@@ -19,18 +19,19 @@ class Median:
     needs_all = True
 
     def __init__(self, settings: Settings, weights: Tensor) -> None:
-        self.settings, self.direction = settings, torch.zeros_like(weights, dtype=torch.float64)
-        self.updates: list[tuple[Tensor, Tensor | None]] = []  # values, and their positions (None: all)
+        self.settings, self.device, self.size = settings, weights.device, len(weights)
+        self.updates: list[tuple[Tensor, Tensor | None]] = []  # values, and their positions (None: all), on the CPU
 
     def add(self, update: Update) -> None:
-        where = update.positions(len(self.direction))
-        self.updates.append((update.vectors["delta"], None if where is None else where.to(self.direction.device)))
+        where = update.positions(self.size)
+        self.updates.append((update.vectors["delta"].cpu(), None if where is None else where.cpu()))
 
     def finish(self) -> Tensor:
         length = max(1, AT_ONCE // max(1, len(self.updates)))
-        for first in range(0, len(self.direction), length):
-            part = self.direction[first : first + length]
-            values = torch.full((len(part), len(self.updates)), torch.inf, device=part.device)
+        direction = torch.zeros(self.size, dtype=torch.float64)
+        for first in range(0, self.size, length):
+            part = direction[first : first + length]
+            values = torch.full((len(part), len(self.updates)), torch.inf)
             for client, (delta, where) in enumerate(self.updates):
                 if where is None:
                     values[:, client] = delta[first : first + len(part)]
@@ -38,17 +39,11 @@ class Median:
                     start, stop = torch.searchsorted(where, where.new_tensor([first, first + len(part)])).tolist()
                     values[where[start:stop] - first, client] = delta[start:stop].float()
             counts = values.isfinite().sum(1, keepdim=True)
-            part.copy_(torch.where(counts[:, 0] > 0, self.center(_sorted(values), counts), 0))
-        return self.direction
+            ascending = torch.from_numpy(np.sort(values.numpy(), axis=1))  # eight times as fast as torch's
+            part.copy_(torch.where(counts[:, 0] > 0, self.center(ascending, counts), 0))
+        return direction.to(self.device)
 
     def center(self, ascending: Tensor, counts: Tensor) -> Tensor:
         """One number for each row, of which only the first `counts` are values."""
         middle = torch.cat(((counts - 1).clamp(min=0) // 2, counts // 2 % ascending.shape[1]), dim=1)
         return ascending.gather(1, middle).double().mean(1)
-
-
-def _sorted(values: Tensor) -> Tensor:
-    """Each row in ascending order; numpy is eight times as fast as torch on a CPU."""
-    if values.device.type != "cpu":
-        return values.sort(dim=1).values
-    return torch.from_numpy(np.sort(values.numpy(), axis=1))

@@ -23,6 +23,6 @@ class TrimmedMean(Median):
 
     def center(self, ascending: Tensor, counts: Tensor) -> Tensor:
         cut = (self.settings.share * counts.double()).long()
-        place = torch.arange(ascending.shape[1], device=ascending.device)
+        place = torch.arange(ascending.shape[1])
         kept = (place >= cut) & (place < counts - cut)
         return torch.where(kept, ascending.double(), 0).sum(1) / (counts - 2 * cut)[:, 0]

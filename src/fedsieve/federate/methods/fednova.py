@@ -7,10 +7,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from fedsieve.config.local_settings import LocalSettings
-from fedsieve.config.refusals import Refusal
+from fedsieve.config.refusals import Refusal, leaking
 from fedsieve.config.settings import option
 from fedsieve.errors import RunError
-from fedsieve.federate.batches import learning_rate, number_of_steps
+from fedsieve.federate.batches import learning_rates
 from fedsieve.federate.local import sgd, update_of
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.types import Broadcast, LocalSetup, State, Task, Update
@@ -37,18 +37,14 @@ class FedNova(FedAvg):
             "weights would be trained for different numbers of steps; use refresh: once or round",
             lambda phase, _: phase.mask is not None and phase.mask.refresh == "epoch",
         ),
-        Refusal(
-            "mask.momentum: leak",
-            "old momentum would count as gradients of this round; use reset",
-            lambda phase, _: phase.mask is not None and phase.mask.momentum_policy == "leak",
-        ),
+        leaking("old momentum would count as gradients of this round; use reset"),
     )
 
     def train(self, task: Task, mine: State) -> tuple[Update, State]:
         trained = sgd(task, task.broadcast.weights, mine)
         update, tau = update_of(task, trained), relative_tau(len(task.data), task.setup.local, task.broadcast)
         delta = update.vectors["delta"]
-        delta[: len(delta) - self.buffers] /= tau
+        delta[: len(delta) - self.buffers] /= tau or 1.0  # if all learning rates are 0, nothing has moved
         return replace(update, metrics={**update.metrics, "tau": tau}), {}
 
     def check(self, update: Update, broadcast: Broadcast, samples: int, setup: LocalSetup) -> float:
@@ -78,19 +74,17 @@ class FedNova(FedAvg):
 
 
 def relative_tau(samples: int, local: LocalSettings, broadcast: Broadcast) -> float:
-    """A client's tau, divided by that of a client with one batch per epoch."""
-    steps, fewest = number_of_steps(samples, local), number_of_steps(1, local)
-    return tau(steps, local, broadcast) / tau(fewest, local, broadcast) if local.lr else 1.0
+    """A client's tau, divided by that of a client with one batch per epoch (by 1, if all its learning rates are 0)."""
+    return tau(samples, local, broadcast) / (tau(1, local, broadcast) or 1.0)
 
 
-def tau(steps: int, local: LocalSettings, broadcast: Broadcast) -> float:
+def tau(samples: int, local: LocalSettings, broadcast: Broadcast) -> float:
     """The 1-norm of the factors with which SGD adds up its gradients: how far it goes if every gradient is 1.
 
     (All factors are positive, so their sum is the way. Without momentum it is the sum of the learning rates.)
     """
     way = velocity = 0.0
-    for step in range(steps):
+    for rate in learning_rates(samples, local, broadcast.round, broadcast.rounds):
         velocity = local.momentum * velocity + 1
-        moved = 1 + local.momentum * velocity if local.nesterov else velocity
-        way += learning_rate(local, broadcast.round, broadcast.rounds, step / steps) * moved
+        way += rate * (1 + local.momentum * velocity if local.nesterov else velocity)
     return way

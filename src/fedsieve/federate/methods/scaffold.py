@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedsieve.config.refusals import Refusal
 from fedsieve.config.settings import option
-from fedsieve.federate.batches import learning_rate, number_of_steps
+from fedsieve.federate.batches import learning_rates
 from fedsieve.federate.local import Trained, sgd, update_of
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.norm_limit import norm_of
@@ -70,7 +70,8 @@ class Scaffold(FedAvg):
         control, change = broadcast.extras["control"], update.vectors["control"]
         where = update.positions(self.scope.weights)
         control = control if where is None else control[where.to(control.device)]
-        return max(norm, sum_of_rates(samples, broadcast, setup) * norm_of(change + control))
+        rates = learning_rates(samples, setup.local, broadcast.round, broadcast.rounds)
+        return max(norm, sum(rates) * norm_of(change + control))
 
     def fold(self, weights: Tensor, updates: Iterator[Update], server: State) -> tuple[Tensor, State]:
         control, clients = server["control"], float(server["clients"])
@@ -113,10 +114,3 @@ class Scaffold(FedAvg):
 
     def remembers(self, scope: Scope) -> int:
         return 4 * scope.weights
-
-
-def sum_of_rates(samples: int, broadcast: Broadcast, setup: LocalSetup) -> float:
-    """The learning rates of a client's steps, summed."""
-    steps = number_of_steps(samples, setup.local)
-    rates = (learning_rate(setup.local, broadcast.round, broadcast.rounds, step / steps) for step in range(steps))
-    return sum(rates)

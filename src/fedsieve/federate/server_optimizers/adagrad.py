@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fedsieve.config.settings import Settings as AnySettings
-from fedsieve.federate.server_optimizers.adam import Adam, Decay, Positive
+from fedsieve.federate.server_optimizers.adam import Adam, Decay, Positive, Tau
 
 
 class Adagrad(Adam):
@@ -15,7 +15,7 @@ class Adagrad(Adam):
     class Settings(AnySettings):
         lr: Positive = 0.01
         beta1: Decay = 0.0
-        tau: Positive = 1e-3
+        tau: Tau = 1e-3
 
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
         return v + square

@@ -13,6 +13,7 @@ from fedsieve.federate.types import State
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[Real, Field(gt=0)]
+Tau = Annotated[Real, Field(ge=1e-12)]  # its square is above 0 in float32, too
 
 
 class Adam:
@@ -30,7 +31,7 @@ class Adam:
         lr: Positive = 0.01
         beta1: Decay = 0.9
         beta2: Decay = 0.99
-        tau: Positive = 1e-3  # the larger, the less steps adapt
+        tau: Tau = 1e-3  # the larger, the less steps adapt
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

@@ -24,7 +24,8 @@ class Sgd:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.is_plain = settings == type(settings)()  # then it moves no weight whose direction is 0
+        # Then it moves no weight whose direction is 0, and remembers nothing.
+        self.is_plain = type(self) is Sgd and settings == Sgd.Settings()
 
     def start(self, weights: Tensor) -> State:
         return {"momentum": torch.zeros_like(weights)} if self.settings.momentum else {}
