@@ -29,6 +29,7 @@ from fedsieve.experiment.results import (
     LOWER_LR,
     Clock,
     about_ridge,
+    about_target,
     conclude,
     exploded,
     exploded_before,
@@ -36,13 +37,11 @@ from fedsieve.experiment.results import (
     score_as,
     why_over,
 )
-from fedsieve.federate.traffic import size
 from fedsieve.federate.types import Engine
 from fedsieve.federate.versions import Versions
 from fedsieve.model.evaluate import Score
 from fedsieve.model.flat import Scope
 from fedsieve.observe.callbacks import Callback
-from fedsieve.observe.numbers import duration
 from fedsieve.observe.profile import Times, section, stopwatch
 from fedsieve.observe.tracking import tracked
 from fedsieve.observe.user_callbacks import with_users_callbacks
@@ -196,12 +195,8 @@ def run_phase(
         engine.publish({"weights": scope.of(state.vector)})
     score = evaluator.test() if experiment.evaluate.test != "never" else None
     progress.phases.append(phase_result(settings, progress, score, folder, clock))
-    if took := progress.phases[-1].get("to_target"):
-        sent = f"{size(took['bytes_up'])} up, {size(took['bytes_down'])} down"
-        rounds = f"{took['rounds']} round{'s' if took['rounds'] > 1 else ''}"
-        context.callback.note(
-            f"phase {settings.name}: to its target it took {rounds}, {sent}, {duration(took['seconds'])}"
-        )
+    if told := about_target(progress.phases[-1]):
+        context.callback.note(told)
     if warning := about_ridge(experiment, settings, progress.phases, folder.metrics()):
         context.callback.warning(warning)
     progress.phase, progress.round, progress.best, progress.norms = progress.phase + 1, 0, {}, []

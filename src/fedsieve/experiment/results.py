@@ -10,7 +10,9 @@ from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext, fingerprint_of
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.errors import RunError
+from fedsieve.federate.traffic import size
 from fedsieve.model.evaluate import Score, fairness
+from fedsieve.observe.numbers import duration
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder
 
@@ -70,6 +72,15 @@ def reached(stop: StopSettings | None, lines: list[dict[str, Any]]) -> dict[str,
     until = lines[: hits[0]]
     sums = {key: sum(line[key] for line in until) for key in ("bytes_up", "bytes_down", "seconds")}
     return {"to_target": {"rounds": hits[0], **sums}}
+
+
+def about_target(phase: dict[str, Any]) -> str | None:
+    """A note on what it took a phase to reach its target accuracy."""
+    if not (took := phase.get("to_target")):
+        return None
+    rounds = f"{took['rounds']} round{'s' if took['rounds'] > 1 else ''}"
+    sent = f"{size(took['bytes_up'])} up, {size(took['bytes_down'])} down"
+    return f"phase {phase['name']}: to its target it took {rounds}, {sent}, {duration(took['seconds'])}"
 
 
 def about_ridge(
