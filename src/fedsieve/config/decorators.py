@@ -138,9 +138,9 @@ def _registered(kind: str, name: str | None, part: Any) -> Any:
     if not callable(part):
         raise InputError(f"a {kind} is {type(part).__name__}; put the decorator before a function or class")
     name = name or snake_case(getattr(part, "__name__", ""))
-    _refuse_unless_usable(kind, name, part)
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise InputError(f"'{name}' is no name for a {kind}; use letters, digits, - and _, a letter first")
+    _refuse_unless_usable(kind, name, part)
     if KINDS[kind].is_own(name):
         raise InputError(f"there is a {kind} '{name}' in fedsieve already; give yours another name")
     parts = collected.get()
