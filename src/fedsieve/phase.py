@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from torch import Tensor
@@ -13,12 +12,11 @@ from fedsieve.config.phase_settings import PhaseSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.errors import InputError
-from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.checked_parts import aggregator_of, server_optimizer_of
 from fedsieve.federate.mask_source import MaskFiles, MaskSource, origin_of
 from fedsieve.federate.methods import METHODS
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.methods.ridge import Ridge
-from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 from fedsieve.federate.transport import Transport
 from fedsieve.federate.types import Aggregator, LocalSetup, ServerOptimizer
 from fedsieve.federate.versions import Versions
@@ -72,9 +70,7 @@ def plan(experiment: Experiment, context: RunContext) -> list[Phase]:
 
 def how_to_combine(settings: PhaseSettings) -> tuple[Callable[[Tensor], Aggregator], ServerOptimizer]:
     """What makes a phase's aggregator for each round, and its server optimizer."""
-    aggregator, own = AGGREGATORS.chosen(settings.aggregate)
-    optimizer, its_own = SERVER_OPTIMIZERS.chosen(settings.server_optimizer)
-    return partial(aggregator, own), optimizer(its_own)
+    return aggregator_of(settings.aggregate), server_optimizer_of(settings.server_optimizer)
 
 
 def altered(scope: Scope, before: list[Phase]) -> slice:

@@ -1,6 +1,8 @@
 """Plugins: when they are executed, what they may register, and one line for whatever is wrong with them."""
 
+import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,12 +16,14 @@ from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.errors import InputError, RunError
 from fedsieve.federate.methods import METHODS
+from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.sieve.rules import RULES, looked_at
 
 RULE = "import fedsieve\n\n@fedsieve.rule\ndef mine(evidence):\n    return evidence.weights\n"
 ALL = """
 import fedsieve
 from fedsieve.federate.methods.fedavg import FedAvg
+from fedsieve.federate.selection.uniform import Uniform
 
 class Settings(fedsieve.Settings):
     power: float = 1.0
@@ -33,7 +37,7 @@ class MyMethod(FedAvg):
         mu: float = 0.5
 
 @fedsieve.selection()
-class MySelection: ...
+class MySelection(Uniform): ...
 
 @fedsieve.split(settings=Settings)
 def my_split(labels, classes, count, settings, generator): ...
@@ -154,6 +158,31 @@ def test_a_plugin_that_was_edited_is_loaded_again(place: Callable[..., str]) -> 
         ("import fedsieve\n@fedsieve.rule('a b')\ndef f(): ...", "line 2: 'a b' is no name for a rule"),
         ("import fedsieve\n@fedsieve.rule(looks_at='x')\ndef f(): ...", "line 2: looks_at is 'x'; use 'sensitivity'"),
         ("import fedsieve\nfedsieve.rule('name')(3)", "line 2: a rule is int; put the decorator before a function"),
+        (
+            "import fedsieve\n@fedsieve.method\nclass F: ...",
+            "line 2: method 'f' is not derived from FedAvg; write class",
+        ),
+        (
+            "import fedsieve\n@fedsieve.selection\nclass F: ...",
+            "line 2: selection 'f' is not derived from Uniform; write",
+        ),
+        (
+            "import fedsieve\n@fedsieve.aggregator\nclass F: ...",
+            "line 2: aggregator 'f' has no function add; docs/extend",
+        ),
+        (
+            "import fedsieve\n@fedsieve.server_optimizer\nclass F:\n    start = step = print\n    Settings = dict",
+            "line 2: the settings of server optimizer 'f' are no class derived from fedsieve.Settings; make them one",
+        ),
+        (
+            "import fedsieve\n@fedsieve.server_optimizer\nclass F:\n    start = step = print",
+            "line 2: server optimizer 'f' must take the arguments (settings)",
+        ),
+        (
+            "import fedsieve\n@fedsieve.split(settings=3)\ndef f(): ...",
+            "line 2: the settings of a split are no class derived from fedsieve.Settings; make them one",
+        ),
+        ("import fedsieve\n@fedsieve.schedule\ndef f(): ...", "line 2: schedule 'f' must take the arguments (done)"),
     ],
 )
 def test_whatever_is_wrong_with_a_plugin_is_one_line(
@@ -192,12 +221,30 @@ def test_decorators_outside_of_a_plugin_simply_register(monkeypatch: pytest.Monk
     assert RULES["my_own_rule"] is MyOwnRule and RULES.is_changed
     with pytest.raises(InputError, match="there is a schedule 'cosine' in fedsieve already"):
         fedsieve.schedule("cosine")(lambda done: 1.0)
+    assert fedsieve.schedule("p")(partial(max, 0.5)) and SCHEDULES.is_changed  # it has no name of its own
 
 
 def test_an_error_in_a_plugins_code_is_one_line(place: Callable[..., str]) -> None:
     path = place(parts=f"{RULE}\n\ndef fails():\n    return {{}}['key']\n")
     with pytest.raises(RunError, match=r"parts\.py, line 9: KeyError: 'key'"), used([path]):
         RULES["mine"].__globals__["fails"]()
+
+
+def test_a_plugin_may_begin_with_a_byte_order_mark(place: Callable[..., str]) -> None:
+    path = place(parts=f"\ufeff{RULE}")
+    with used([path]):
+        assert "mine" in RULES
+        assert active([path])[0].digest == hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ["parts.txt", "parts", ".parts.py"])
+def test_a_plugin_is_called_like_a_python_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(RULE, encoding="utf-8")
+    with (
+        pytest.raises(InputError, match="is not called like a Python file; give it a name"),
+        used([f"{tmp_path}/{name}"]),
+    ):
+        pass
 
 
 def test_names_are_in_snake_case() -> None:

@@ -3,6 +3,7 @@ is changed."""
 
 import builtins
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from transformers import ViTConfig, ViTForImageClassification
 import fedsieve as api
 from fedsieve.config.schema import Experiment
 from fedsieve.engine import worker_pool
+from fedsieve.engine.torch_setup import torch_as_before
 from fedsieve.engine.worker_pool import WorkerPool
 from listeners import Listener, interrupt
 from own_networks import Early, Net, net
@@ -236,6 +238,9 @@ def test_a_module_that_cannot_be_pickled_runs_in_one_process(experiment: Maker, 
 
 # ---------------------------------------------------------------------------------------------------- mistakes
 
+LOOP: dict[str, Any] = {"seed": 1}
+LOOP["data"] = LOOP
+
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
@@ -261,8 +266,16 @@ def test_a_module_that_cannot_be_pickled_runs_in_one_process(experiment: Maker, 
         ),
         (
             {"callback": print},
-            "callback is of type builtin_function_or_method; derive yours from fedsieve.observe.call",
+            "callback is of type builtin_function_or_method; derive yours from fedsieve.Callback",
         ),
+        ({"out": "~nosuchuser/x"}, "'~nosuchuser/x' is no possible path ("),
+        ({"out": "a\0b"}, "'a\0b' is no possible path (embedded null byte)"),
+        ({"plugins": ["~nosuchuser/x.py"]}, "'~nosuchuser/x.py' is no possible path ("),
+        ({"plugins": [3]}, "a path is expected, as text or a Path, and not 3 (int)"),
+        ({"plugins": 3}, "plugins is of type int; give a list of paths"),
+        ({"experiment": LOOP}, "the experiment is nested too deeply, or contains itself; give a plain dict"),
+        ({"resume": "yes"}, "resume is 'yes'; give True or False"),
+        ({"progress": "x"}, "progress is 'x'; give True or False"),
         ({"model": Net}, "the model is of type type; give an nn.Module"),
         ({"model": 3}, "the model is of type int; give an nn.Module"),
         ({"model": nn.Flatten()}, "the given model Flatten has no Linear layer below it that could be its head"),
@@ -369,6 +382,8 @@ def test_runs_of_other_objects_are_not_repetitions(
 def test_load_run(experiment: Maker, tmp_path: Path) -> None:
     with pytest.raises(api.InputError, match="is no run"):
         api.load_run(tmp_path)
+    with pytest.raises(api.InputError, match="is no possible path"):
+        api.load_run("~nosuchuser/x")
     with pytest.raises(KeyboardInterrupt):
         api.run(experiment(), tmp_path / "run", callback=interrupt(2))
     run = api.load_run(str(tmp_path / "run"))
@@ -376,11 +391,27 @@ def test_load_run(experiment: Maker, tmp_path: Path) -> None:
     for ask in (lambda: run.result, run.model, run.evaluate, lambda: run.export(tmp_path / "exported")):
         with pytest.raises(api.InputError, match="is no finished run"):
             ask()
-    api.run(experiment(), tmp_path / "run", resume=True)
+    api.run(experiment(), tmp_path / "run", resume=True, plugins=None)
     assert len(run.metrics) == 5 and run.result["seed"] == 7
     assert run.model()(torch.zeros(2, 3, 16, 16)).shape == (2, 4)
     with pytest.raises(api.InputError, match="has a model of its own; leave out the one that you give"):
         run.model(net())
+
+
+def test_torch_is_as_before() -> None:
+    """All that runs set on any device, also if the caller had other settings than the usual ones."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch_as_before():
+            torch.use_deterministic_algorithms(False)
+            torch.backends.cudnn.benchmark = False
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        assert torch.is_deterministic_algorithms_warn_only_enabled() and torch.backends.cudnn.benchmark
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark = False
 
 
 # ------------------------------------------------------------------------------------------------------- progress

@@ -1,5 +1,6 @@
 """Runs with plugins: in worker processes, resumed, evaluated, compared; and rules that look at gradients."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import fedsieve as api
 from fedsieve.analysis.report.watch import serving
 from fedsieve.config.decorators import KINDS
 from fedsieve.config.experiment_file import load_experiment
@@ -16,6 +18,9 @@ from fedsieve.context import RunContext
 from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import evaluate_run, run
+from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.selection import SELECTIONS
+from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.calibrate import calibrate
@@ -129,10 +134,13 @@ def test_resumed_only_with_the_same_plugin(file: Callable[..., str], tmp_path: P
     with pytest.raises(InputError, match=r"holds a different run \(plugins is \[\"parts.py\"\] in its .*, \[\] here\)"):
         run(settings.model_copy(update={"plugins": ()}), tmp_path / "cut", resume=True)
     copy.write_text(RULE, encoding="utf-8")
+    left = copy.with_name(".parts.py.partial")
+    left.write_text("of a process that was killed", encoding="utf-8")
     (tmp_path / "elsewhere").mkdir()  # where it lies does not matter
     (tmp_path / "elsewhere" / "parts.py").write_text(RULE, encoding="utf-8")
     moved = settings.model_copy(update={"plugins": (str(tmp_path / "elsewhere" / "parts.py"),)})
     assert run(moved, tmp_path / "cut", resume=True)["model_sha256"] == expected["model_sha256"]
+    assert not left.exists() and copy.exists()
 
 
 def test_commands_that_look_at_runs_execute_nothing(
@@ -164,8 +172,32 @@ def test_evaluated_with_the_plugin_that_it_was_made_with(file: Callable[..., str
     settings = load_experiment(file(EVERYTHING, *CHANGES, "phases.*.rounds=1"))
     run(settings, tmp_path / "run")
     (tmp_path / "parts.py").unlink()
-    scores = evaluate_run(tmp_path / "run", plugins=[tmp_path / "run" / "plugins" / "parts.py"])
+    copy = tmp_path / "run" / "plugins" / "parts.py"
+    scores = evaluate_run(tmp_path / "run", plugins=[copy])
     assert scores["test_accuracy"]["measured"] == scores["test_accuracy"]["recorded"]
+    with pytest.raises(InputError) as raised:
+        api.load_run(tmp_path / "run").evaluate()
+    assert str(raised.value).endswith(f"executed only if you name them; add plugins={[str(copy)]}")
+
+
+def test_export_takes_the_plugin_of_a_data_set(file: Callable[..., str], fedsieve: Callable, tmp_path: Path) -> None:
+    phase = "{name: one, train: head, rounds: 1, local: {steps: 1, lr: 0.1}}"
+    changes = ("data.name=noisy", "data.path=null", "model.backbone=pico", f"phases=[{phase}]")
+    run(load_experiment(file(EVERYTHING, *changes)), tmp_path / "run")
+    copy, export = tmp_path / "run" / "plugins" / "parts.py", ("export", str(tmp_path / "run"), "--to")
+    code, _, err = fedsieve(*export, "exported")
+    assert code == 2 and err.endswith(f"executed only if you name them; add --plugin {copy}\n")
+    assert fedsieve(*export, "exported", "--plugin", str(copy))[0] == 0
+    loaded = api.load_run(tmp_path / "run")
+    with pytest.raises(InputError, match=r"name them; add plugins=\['.*parts\.py'\]$"):
+        loaded.export("from-python")
+    loaded.export("from-python", plugins=[copy])
+    for folder in ("exported", "from-python"):
+        given = json.loads(Path(folder, "preprocessor_config.json").read_text(encoding="utf-8"))
+        assert given["image_mean"] == pytest.approx([100 / 255] * 3, abs=0.01)  # 50 x 0, 1, 2 or 3, and 25 on average
+    copy.write_text(f"{EVERYTHING}#", encoding="utf-8")
+    code, _, err = fedsieve(*export, "again", "--plugin", str(copy))
+    assert code == 2 and "was changed since the run in" in err and not Path("again").exists()
 
 
 def test_mask_sweep_and_split_load_plugins(file: Callable[..., str], fedsieve: Callable, tmp_path: Path) -> None:
@@ -327,7 +359,179 @@ def test_a_callback_that_fails_does_not_end_a_run(file: Callable[..., str], tmp_
     text += "    def round(self, line):\n        raise {}\n"
     listener = Listener()
     run(load_experiment(file(text.format("KeyError(line['round'])"))), tmp_path / "run", callback=listener)
-    assert listener.warnings == ["callback mine failed (KeyError: 1); the run goes on without it"]
+    said = "callback mine failed (plugin parts.py, line 6: KeyError: 1); the run goes on without it"
+    assert listener.warnings == [said]
     text = text.replace("import fedsieve", "import fedsieve; from fedsieve.errors import RunError")
     with pytest.raises(RunError, match="enough"):
         run(load_experiment(file(text.format("RunError('enough')"))), tmp_path / "ended", callback=listener)
+
+
+RECORDER = """
+import json
+import fedsieve
+
+@fedsieve.callback
+class Recorder(fedsieve.Callback):
+    def attached(self, experiment, folder):
+        self.file = (folder / "heard.txt").open("a")
+
+    def note(self, text):
+        self.file.write(f"note {text}\\n")
+
+    def concluded(self, result):
+        self.file.write("concluded\\n")
+        result["phases"].clear()
+        result["test_accuracy"] = "changed"
+
+    def ended(self):
+        self.file.close()
+"""
+
+
+def test_a_callback_is_attached_when_the_folder_is_the_runs(file: Callable[..., str], tmp_path: Path) -> None:
+    """It may write to the folder of a new run, to that of no other, and changes no result."""
+    settings, out = load_experiment(file(RECORDER, "phases.1.rounds=1", "data.limit=100")), tmp_path / "run"
+    result = run(settings, out)
+    assert len(result["phases"]) == 2 and isinstance(result["test_accuracy"], float)
+    heard = (out / "heard.txt").read_text(encoding="utf-8").splitlines()
+    assert "data.limit: 100 of" in heard[0] and heard[-1] == "concluded"  # also what was said before the start
+    for other in (settings, settings.model_copy(update={"seed": 99})):
+        with pytest.raises(InputError, match="holds a"):
+            run(other, out)
+    run(settings, out, resume=True)
+    assert (out / "heard.txt").read_text(encoding="utf-8").splitlines() == heard
+
+
+def test_a_callback_that_cannot_be_made(file: Callable[..., str], tmp_path: Path) -> None:
+    text = "import fedsieve\n\n@fedsieve.callback\nclass Mine(fedsieve.Callback):\n"
+    text += "    def __init__(self):\n        raise ValueError('no')\n"
+    with pytest.raises(InputError, match=r"callback mine cannot be made \(plugin parts\.py, line 6: ValueError: no\)"):
+        run(load_experiment(file(text)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------------------- aggregators and the like
+
+
+OPTIMIZER = """
+@fedsieve.server_optimizer
+class Mine:
+    def __init__(self, settings): ...
+    def start(self, weights):
+        return {{"sum": weights.clone()}}
+    def step(self, weights, direction, state):
+        return {}
+"""
+SELECTION = """
+from fedsieve.federate.selection.uniform import Uniform
+
+@fedsieve.selection
+class Mine(Uniform):
+    def candidates(self, generator):
+        return {}
+"""
+AGGREGATOR = """
+from fedsieve.federate.aggregators.mean import Mean
+
+@fedsieve.aggregator
+class Mine(Mean):
+    def finish(self):
+        return {}
+"""
+SCHEDULE = "\n@fedsieve.schedule\ndef mine(done):\n    return {}\n"
+METHOD = """
+from fedsieve.federate.methods.fedavg import FedAvg
+
+@fedsieve.method
+class Mine(FedAvg):
+    def train(self, task, mine):
+        {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "code", "said"),
+    [
+        (
+            AGGREGATOR,
+            "phases.*.aggregate",
+            "self.sum[:3]",
+            r"aggregator mine gives a tensor of shape \[3\]; expected a",
+        ),
+        (AGGREGATOR, "phases.*.aggregate", "None", "aggregator mine gives NoneType; expected a direction"),
+        (
+            OPTIMIZER,
+            "phases.*.server_optimizer",
+            "weights",
+            "optimizer mine: step gives a tensor of shape .*; expected th",
+        ),
+        (
+            OPTIMIZER,
+            "phases.*.server_optimizer",
+            "weights[:3], state",
+            r"step gives a tensor of shape \[3\]; expected ",
+        ),
+        (
+            OPTIMIZER,
+            "phases.*.server_optimizer",
+            "weights, {}",
+            r"remembers a dict with nothing; .* start gives \(sum\)",
+        ),
+        (SELECTION, "clients.select", "[0, 99]", "selection mine: candidates gives client 99; expected one of 0 to 5"),
+        (SELECTION, "clients.select", "[]", "selection mine: candidates gives no client; expected at least one"),
+        (SELECTION, "clients.select", "[1, 1]", "selection mine: candidates gives a client twice"),
+        (SELECTION, "clients.select", "None", "selection mine: candidates gives NoneType; expected a list"),
+        (
+            SCHEDULE,
+            "phases.*.local.schedule",
+            "torch.tensor(1.0)",
+            "schedule mine gives Tensor; expected a finite number",
+        ),
+        (SCHEDULE, "phases.*.local.schedule", "float('nan')", "schedule mine gives nan; expected a finite number"),
+        (
+            METHOD,
+            "phases.*.method",
+            "raise TypeError('one\\ntwo')",
+            r"client \d: plugin parts.py, line 9: TypeError: one$",
+        ),
+        (
+            METHOD,
+            "phases.*.method",
+            "return task + 1",
+            r"client \d: plugin parts.py, line 9: TypeError: unsupported op",
+        ),
+    ],
+)
+def test_what_other_parts_may_do_wrong(
+    text: str, key: str, code: str, said: str, file: Callable[..., str], tmp_path: Path
+) -> None:
+    settings = load_experiment(file(f"import fedsieve\nimport torch\n{text.format(code)}", f"{key}=mine"))
+    with pytest.raises(RunError, match=said) as raised:
+        run(settings, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+
+
+def test_parts_that_do_right_are_as_good_as_ours(file: Callable[..., str], tmp_path: Path, experiment: Maker) -> None:
+    texts = [AGGREGATOR.format("super().finish()"), SELECTION.format("super().candidates(generator)")]
+    texts = [text.replace("Mine", f"Mine{number}") for number, text in enumerate(texts)]
+    changes = ("phases.*.aggregate=mine0", "clients.select=mine1")
+    found = run(load_experiment(file("import fedsieve\n" + "".join(texts), *changes)), tmp_path / "run")
+    assert found["model_sha256"] == run(experiment(), tmp_path / "ours")["model_sha256"]
+
+
+@pytest.mark.parametrize("key", ["phases.*.aggregate", "phases.*.server_optimizer", "clients.select", "schedule"])
+def test_parts_of_a_script_make_a_run_go_on_in_one_process(
+    key: str, experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for registry in KINDS.values():
+        monkeypatch.setattr(registry, "_parts", dict(registry._parts))
+    api.aggregator("mine")(type("Own", (AGGREGATORS["mean"],), {}))
+    api.server_optimizer("mine")(type("Own", (SERVER_OPTIMIZERS["sgd"],), {}))
+    api.selection("mine")(type("Own", (SELECTIONS["uniform"],), {}))
+    if key == "schedule":
+        key = "phases.*.local.schedule"
+        api.schedule("mine")(functools.partial(max, 0.5))
+    listener = Listener()
+    settings = experiment(f"{key}=mine", "workers=2", "phases.*.rounds=1")
+    run(settings, tmp_path / "run", callback=listener)
+    assert not listener.warnings and any("going on in one process" in note for note in listener.notes)

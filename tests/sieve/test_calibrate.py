@@ -16,7 +16,7 @@ from fedsieve.errors import InputError, RunError
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.sieve.calibrate import calibrate, calibrate_mask, damped
 from fedsieve.sieve.mask import Mask, shapes_of
-from fedsieve.sieve.rules import RULES
+from fedsieve.sieve.rules import RULES, Evidence
 from fedsieve.sieve.sgdm import SparseSGDM
 
 SMALL = ViTShape(image_size=16, patch_size=8, width=8, depth=2, heads=2, hidden=12, layer_scale=True)
@@ -294,7 +294,14 @@ def test_models_of_transformers_need_no_wrapper(kind: str) -> None:
             {"batches": [(torch.zeros(2, 3), torch.zeros(3))]},
             "batches gave inputs and 3 labels that do not go together",
         ),
-        ({"parameters": {}, "model": nn.Linear(3, 4).requires_grad_(False)}, "no parameter of the model requires a"),
+        ({"model": nn.Linear(3, 4).requires_grad_(False)}, "no parameter of the model requires a"),
+        ({"model": "m"}, "the model is of type str; give an nn.Module"),
+        ({"batches": None}, "batches is of type NoneType; give a list of batches or a DataLoader"),
+        ({"seed": "a"}, "seed is 'a'; give a whole number of 64 bits"),
+        ({"seed": 2**64}, "seed is '18446744073709551616'; give a whole number of 64 bits"),
+        ({"parameters": [1]}, "parameters is of type list; give a dict of names and parameters"),
+        ({"parameters": {}}, "parameters is empty; name some, or leave it out for all that require a gradient"),
+        ({"parameters": {"weight": nn.Parameter(torch.zeros(4, 3))}}, "parameters: 'weight' is no parameter of the"),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: dict, said: str) -> None:
@@ -302,3 +309,19 @@ def test_mistakes_are_one_sentence(arguments: dict, said: str) -> None:
     with pytest.raises(InputError) as raised:
         calibrate(**{**usual, **arguments})
     assert str(raised.value).startswith(said) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("unit", ["weight", "row"])
+def test_random_numbers_are_where_the_weights_are(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a rule may multiply them on any device; here on one without numbers."""
+    found = []
+
+    def rule(evidence: Evidence) -> Tensor:
+        found.append((evidence.random() * evidence.weights).device.type)
+        return torch.arange(12.0)
+
+    monkeypatch.setitem(RULES, "mine", rule)
+    settings = MaskSettings(rule="mine", sparsity=0.5, unit=unit)
+    weights, generator = torch.zeros(12, device="meta"), torch.Generator().manual_seed(0)
+    calibrate_mask({"weight": (4, 3)}, weights, lambda *_: weights, settings, generator)
+    assert found == ["meta"]

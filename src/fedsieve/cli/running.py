@@ -159,12 +159,13 @@ def export(
     overrides: PlacesArgument = None,
     *,
     to: Annotated[Path, typer.Option(callback=reachable, metavar="DIR", help="The folder to make.")],
+    plugins: PluginsOption = None,
 ) -> None:
     """Write a finished run's model in Hugging Face format."""
     from fedsieve.runs.export import export_run
 
     terminal = console()
-    terminal.print(export_run(run, to, overrides or ()), soft_wrap=True)
+    terminal.print(export_run(run, to, overrides or (), plugins=plugins or ()), soft_wrap=True)
     terminal.print(f"written to {to}", soft_wrap=True)
 
 

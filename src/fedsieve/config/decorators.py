@@ -7,6 +7,7 @@ In a plugin (`plugins.py`) parts are there only while a run uses the plugin. In 
 there, but other processes do not know them, so runs go on in one process. docs/extend.md has an example of each kind.
 """
 
+import inspect
 import re
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -39,6 +40,19 @@ KINDS = {
     "callback": CALLBACKS,
 }
 CLASSES = ("method", "aggregator", "server optimizer", "selection", "callback")  # the others are functions
+DERIVED = {"method": "FedAvg", "selection": "Uniform"}  # from these, the defaults of their registries
+NEEDED = {"aggregator": ("add", "finish"), "server optimizer": ("start", "step")}  # functions
+ARGUMENTS = {  # that a function is called with, or a class to make one
+    "rule": "evidence",
+    "method": "settings, scope, aggregator, optimizer",
+    "aggregator": "settings, weights",
+    "server optimizer": "settings",
+    "selection": "settings, sizes, per_round",
+    "split": "labels, classes, count, settings, generator",
+    "schedule": "done",
+    "data set": "settings",
+    "callback": "",
+}
 
 Decorator = Callable[[Any], Any]
 
@@ -93,6 +107,8 @@ def split(name: Any = None, *, settings: type[Settings] | None = None) -> Any:
             part.Settings = settings
         return part
 
+    _refuse_other_settings("a split", settings)
+
     return _decorated("split", name, with_settings)
 
 
@@ -122,12 +138,9 @@ def _registered(kind: str, name: str | None, part: Any) -> Any:
     if not callable(part):
         raise InputError(f"a {kind} is {type(part).__name__}; put the decorator before a function or class")
     name = name or snake_case(getattr(part, "__name__", ""))
-    if kind in CLASSES and not isinstance(part, type):
-        raise InputError(f"{kind} '{name}' is a function; write it as a class")
-    if kind == "callback" and not issubclass(part, Callback):
-        raise InputError(f"callback '{name}' is not derived from fedsieve.Callback; write class …(fedsieve.Callback)")
     if not re.fullmatch(r"[A-Za-z][\w-]*", name):
         raise InputError(f"'{name}' is no name for a {kind}; use letters, digits, - and _, a letter first")
+    _refuse_unless_usable(kind, name, part)
     if KINDS[kind].is_own(name):
         raise InputError(f"there is a {kind} '{name}' in fedsieve already; give yours another name")
     parts = collected.get()
@@ -138,6 +151,34 @@ def _registered(kind: str, name: str | None, part: Any) -> Any:
     else:
         parts.append(Part(kind, name, part))
     return part
+
+
+def _refuse_unless_usable(kind: str, name: str, part: Any) -> None:
+    """InputError if a part is not what runs expect of its kind."""
+    if kind in CLASSES and not isinstance(part, type):
+        raise InputError(f"{kind} '{name}' is a function; write it as a class")
+    if kind == "callback" and not issubclass(part, Callback):
+        raise InputError(f"callback '{name}' is not derived from fedsieve.Callback; write class …(fedsieve.Callback)")
+    if kind in DERIVED and not issubclass(part, KINDS[kind][KINDS[kind].default]):
+        base = DERIVED[kind]
+        raise InputError(f"{kind} '{name}' is not derived from {base}; write class …({base}), as in docs/extend.md")
+    for function in NEEDED.get(kind, ()):
+        if not callable(getattr(part, function, None)):
+            raise InputError(f"{kind} '{name}' has no function {function}; docs/extend.md has an example")
+    _refuse_other_settings(f"{kind} '{name}'", getattr(part, "Settings", None))
+    try:
+        signature = inspect.signature(part)
+    except (TypeError, ValueError):  # of something that is not written in Python
+        return
+    try:
+        signature.bind(*filter(None, ARGUMENTS[kind].split(", ")))
+    except TypeError:
+        raise InputError(f"{kind} '{name}' must take the arguments ({ARGUMENTS[kind]})") from None
+
+
+def _refuse_other_settings(whose: str, settings: Any) -> None:
+    if settings is not None and not (isinstance(settings, type) and issubclass(settings, Settings)):
+        raise InputError(f"the settings of {whose} are no class derived from fedsieve.Settings; make them one")
 
 
 def snake_case(name: str) -> str:

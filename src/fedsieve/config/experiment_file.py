@@ -193,7 +193,10 @@ def experiment_of(given: Any, plugins: Sequence[str | Path] = ()) -> Experiment:
     if not isinstance(given, Mapping):
         kinds = "a preset's name, a YAML file, a dict or an Experiment"
         raise InputError(f"the experiment is of type {type(given).__name__}; give {kinds}")
-    data = _plain(given)
+    try:
+        data = _plain(given)
+    except RecursionError:
+        raise InputError("the experiment is nested too deeply, or contains itself; give a plain dict") from None
     if data.keys() & SWEEP_KEYS:
         raise InputError("this dict describes a sweep, not an experiment; use `fedsieve sweep` with a file")
     _find_plugins(Path(), plugins, data)

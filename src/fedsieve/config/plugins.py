@@ -6,6 +6,7 @@ file or command line names. A worker process gets their text from the main proce
 """
 
 import hashlib
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
@@ -71,7 +72,7 @@ def used(paths: Sequence[str]) -> Iterator[None]:
     except Exception as error:
         if (line := line_of(error, paths)) is None:
             raise
-        raise RunError(f"{line}: {type(error).__name__}: {error}") from error
+        raise RunError(f"{line}: {type(error).__name__}: {_message(error)}") from error
     finally:
         for path in entered:
             _users[path] -= 1
@@ -103,6 +104,8 @@ def deactivate(path: str) -> None:
 
 def read(path: str) -> str:
     file = Path(path)
+    if not re.fullmatch(r"[^.].*\.py", file.name):  # the copies in runs' folders are known by these names
+        raise InputError(f"plugin {path} is not called like a Python file; give it a name that ends in .py")
     if not file.is_file():
         raise InputError(f"plugin {path} {'is no file' if file.exists() else 'does not exist'}; give a Python file")
     try:
@@ -120,7 +123,7 @@ def _executed(path: str, text: str) -> list[Part]:
     parts: list[Part] = []
     token = collected.set(parts)
     try:
-        exec(compile(text, path, "exec"), module.__dict__)
+        exec(compile(text.removeprefix("\ufeff"), path, "exec"), module.__dict__)  # the mark of some Windows editors
     except (Exception, SystemExit) as error:
         sys.modules.pop(module.__name__, None)
         line = line_of(error, [path]) or f"plugin {path}"
@@ -143,8 +146,16 @@ def line_of(error: BaseException, paths: Sequence[str]) -> str | None:
     return f"plugin {frames[-1].filename}, line {frames[-1].lineno}" if frames else None
 
 
+def place_of(error: BaseException) -> str | None:
+    """`plugin parts.py, line 3`: the last line of a loaded plugin that an error came through, on any machine."""
+    if (line := line_of(error, list(_active))) is None:
+        return None
+    path, _, number = line.removeprefix("plugin ").rpartition(", ")
+    return f"plugin {Path(path).name}, {number}"
+
+
 def _message(error: BaseException) -> str:
-    return str(error.msg) if isinstance(error, SyntaxError) else (str(error).splitlines() or [""])[0]
+    return str(error.msg) if isinstance(error, SyntaxError) else (str(error).strip().splitlines() or [""])[0]
 
 
 def _module_name(path: str) -> str:

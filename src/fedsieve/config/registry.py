@@ -59,7 +59,7 @@ class Registry(MutableMapping[str, Any]):
     def is_changed(self) -> bool:
         """Whether this process has added or replaced parts, of which others know nothing; they do know plugins."""
         return any(
-            not isinstance(part, str) and f"{part.__module__}:{part.__qualname__}" != self._own.get(name)
+            not isinstance(part, str) and _place_of(part) != self._own.get(name)
             for name, part in self._parts.items()
             if name not in self._plugged
         )
@@ -114,6 +114,11 @@ class Registry(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+
+def _place_of(part: Any) -> str:
+    """`module:Class`, as registries name it; objects such as `functools.partial` have no such name."""
+    return f"{part.__module__}:{getattr(part, '__qualname__', '')}"
 
 
 def choice(registry: Registry) -> Any:

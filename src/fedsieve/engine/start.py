@@ -13,14 +13,14 @@ from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
 from fedsieve.phase import Phase
 
-AT_CLIENTS = ("rule", "method", "schedule", "split", "data set")  # the kinds of parts that worker processes use
+SHARED = [kind for kind in KINDS if kind != "callback"]  # the parts that worker processes know, with the experiment
 
 
 @contextmanager
 def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterator[Serial | WorkerPool]:
     """The engine for the experiment's number of workers; its processes end with this context."""
     runtime = ClientRuntime(context, phases, folder)
-    is_changed = LOCAL_OPTIMIZERS.is_changed or any(KINDS[kind].is_changed for kind in AT_CLIENTS)
+    is_changed = LOCAL_OPTIMIZERS.is_changed or any(KINDS[kind].is_changed for kind in SHARED)
     if context.experiment.workers != 1 and is_changed:
         context.note(
             "parts that were added in this process are not known to others; going on in one process (plugins are known)"

@@ -4,18 +4,19 @@ Every mistake is an InputError of one sentence, and a run that cannot go on ends
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path, PurePath
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedsieve.config.experiment_file import experiment_name, experiment_of, validated
 from fedsieve.config.model_settings import GIVEN
+from fedsieve.config.resolve import absolute
 from fedsieve.config.schema import Experiment
 from fedsieve.context import Given
+from fedsieve.engine.torch_setup import torch_as_before
 from fedsieve.errors import InputError, RunError, machine_error
 from fedsieve.experiment import execute
 from fedsieve.model.given_module import GivenBackbone, Model, whole_module
@@ -23,9 +24,9 @@ from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.export import export_run
 from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_metrics, read_result
+from fedsieve.runs.same_plugins import PluginsNeededError
 
 Folder = str | os.PathLike[str]
-CALLBACK = f"{Callback.__module__}.{Callback.__name__}"
 
 
 def run(
@@ -36,7 +37,7 @@ def run(
     *,
     data: Any = None,
     model: nn.Module | Model | None = None,
-    plugins: Sequence[Folder] = (),
+    plugins: Sequence[Folder] | None = None,
     progress: bool | None = None,
 ) -> dict[str, Any]:
     """Run an experiment into the folder `out`, or resume it there; returns the content of result.json.
@@ -50,10 +51,13 @@ def run(
     A progress bar is shown in a terminal and in a notebook; `progress` False or True: never, or as lines elsewhere,
     too. With a `callback` there is none.
     """
+    for name, value in {"resume": resume, "progress": False if progress is None else progress}.items():
+        if not isinstance(value, bool):
+            raise InputError(f"{name} is {value!r}; give True or False")
     given = Given(data, as_model(model))
     settings, folder = with_given(experiment_of(experiment, as_files(plugins)), given), as_folder(out)
     if callback is not None and not isinstance(callback, Callback):
-        raise InputError(f"callback is of type {type(callback).__name__}; derive yours from {CALLBACK}")
+        raise InputError(f"callback is of type {type(callback).__name__}; derive yours from fedsieve.Callback")
     if callback is not None and progress:
         raise InputError("progress and callback are both given; a callback takes the place of the progress bar")
     name = experiment_name(str(experiment)) if isinstance(experiment, str | PurePath) else "experiment"
@@ -88,7 +92,7 @@ class LoadedRun:
         return classifier
 
     def evaluate(
-        self, data: Any = None, model: nn.Module | Model | None = None, plugins: Sequence[Folder] = ()
+        self, data: Any = None, model: nn.Module | Model | None = None, plugins: Sequence[Folder] | None = None
     ) -> dict[str, dict[str, float | None]]:
         """Score the model again; returns each figure with the one that the run recorded.
 
@@ -98,13 +102,19 @@ class LoadedRun:
             files, given = as_files(plugins), Given(data, as_model(model))
             return execute.evaluate_run(self.path, plugins=files, given=given)
 
-    def export(self, to: Folder, data: Any = None, model: nn.Module | Model | None = None) -> str:
+    def export(
+        self,
+        to: Folder,
+        data: Any = None,
+        model: nn.Module | Model | None = None,
+        plugins: Sequence[Folder] | None = None,
+    ) -> str:
         """Write the model to a new folder, as `fedsieve export` does; returns a line on how to load it.
 
         A module that the run was given keeps its own names of tensors.
         """
         with python_errors():
-            return export_run(self.path, as_folder(to), (), as_model(model), Given(data).dataset)
+            return export_run(self.path, as_folder(to), (), as_model(model), Given(data).dataset, as_files(plugins))
 
 
 def load_run(path: Folder) -> LoadedRun:
@@ -118,13 +128,25 @@ def load_run(path: Folder) -> LoadedRun:
 def as_folder(path: Folder) -> Path:
     if not isinstance(path, str | os.PathLike) or not str(path):
         raise InputError(f"a folder is expected, as text or a Path, and not {str(path)!r} ({type(path).__name__})")
-    return Path(path).expanduser()
+    return as_path(path)
 
 
-def as_files(paths: Sequence[Folder]) -> list[Path]:
+def as_files(paths: Sequence[Folder] | None) -> list[Path]:
+    if paths is None:
+        return []
     if isinstance(paths, str | os.PathLike):
         raise InputError(f"plugins is one path, {str(paths)!r}; give a list of them")
-    return [Path(path).expanduser() for path in paths]
+    if not isinstance(paths, Iterable):
+        raise InputError(f"plugins is of type {type(paths).__name__}; give a list of paths")
+    return [as_path(path) for path in paths]
+
+
+def as_path(path: Folder) -> Path:
+    """The path, with its ~ resolved; InputError if there can be none of this name."""
+    if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
+        raise InputError(f"a path is expected, as text or a Path, and not {path!r} ({type(path).__name__})")
+    absolute(os.fspath(path))
+    return Path(path).expanduser()
 
 
 def as_model(model: nn.Module | Model | None) -> Model | None:
@@ -163,6 +185,9 @@ def python_errors() -> Iterator[None]:
     """Errors as Python's users meet them: no names of options, and RunError for a machine's errors."""
     try:
         yield
+    except PluginsNeededError as error:
+        error.args = (f"{error.what}; add plugins={error.copies}",)
+        raise
     except (InputError, RunError) as error:
         error.args = (str(error).replace("--resume", "resume=True").replace("--out ", "").replace("--to ", ""),)
         raise
@@ -172,14 +197,3 @@ def python_errors() -> Iterator[None]:
         if isinstance(error, OSError):
             raise RunError(str(error)) from error
         raise
-
-
-@contextmanager
-def torch_as_before() -> Iterator[None]:
-    """Threads and random numbers of torch: a run sets both, and they are the caller's."""
-    threads, state = torch.get_num_threads(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_rng_state(state)

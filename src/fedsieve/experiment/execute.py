@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from fedsieve.context import Given, RunContext
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.engine.start import engine_for
 from fedsieve.engine.torch_setup import configure_torch
-from fedsieve.errors import InputError, MachineError, RunError
+from fedsieve.errors import MachineError, RunError
 from fedsieve.experiment.notes import check_room, notes_on
 from fedsieve.experiment.prepare import prepare, publish_phase
 from fedsieve.experiment.results import (
@@ -44,12 +45,13 @@ from fedsieve.model.flat import Scope
 from fedsieve.observe.callbacks import Callback
 from fedsieve.observe.profile import Times, section, stopwatch
 from fedsieve.observe.tracking import tracked
-from fedsieve.observe.user_callbacks import with_users_callbacks
+from fedsieve.observe.user_callbacks import Everybody
 from fedsieve.phase import Phase, check_mask_files, plan
 from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.model_file import load_classifier
-from fedsieve.runs.read import PLUGINS, digests_in, read_experiment, read_result, sha256_of
+from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.runs.same_plugins import with_same_plugins
 from fedsieve.sieve.sensitivity import ADVICE
 
 NOTHING_GIVEN = Given()
@@ -77,7 +79,7 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
     stopwatch.start()
     follows_cores = experiment.threads == "auto"
     experiment = settled(experiment, out, resume)
-    callback = with_users_callbacks(experiment, out, tracked(experiment, out, callback or Callback()))
+    callback = everybody = Everybody(tracked(experiment, out, callback or Callback()))
     folder = RunFolder(out, experiment, resume)
     if folder.is_finished:
         callback.note(f"{out} is finished already")
@@ -94,6 +96,7 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
     check_room(experiment, phases, out)
     try:
         saved = folder.start(fingerprint)
+        everybody.attach(experiment, out)  # not before: the folder may have been another run's
         for path, damaged in folder.damaged.items():
             what = "is damaged" if damaged == path else f"cannot be used, for {damaged} is damaged or gone"
             callback.note(
@@ -127,7 +130,7 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
             publish_phase(engine, last, state.vector)
             evaluator = Evaluator(context, engine, last.number, context.frozen_depth(last.scope.named))
             result = conclude(context, evaluator, test, state, folder, clock)
-        callback.concluded(result)  # before it is written: a finished run is never resumed
+        callback.concluded(deepcopy(result))  # before it is written: a finished run is never resumed
         result = folder.save_result(result)
         seconds = stopwatch.take()
         callback.finished(Times(sum(seconds.values()), seconds, engine.seconds, engine.size))
@@ -240,15 +243,7 @@ def evaluate_run(
     """
     recorded = read_result(path)
     experiment = elsewhere(read_experiment(path), overrides)
-    named = {Path(one).name: Path(one) for one in plugins}
-    if missing := [name for one in experiment.plugins if (name := Path(one).name) not in named]:
-        copies = " ".join(f"--plugin {path / PLUGINS / name}" for name in missing)
-        raise InputError(f"{path} was made with plugins, which are executed only if you name them; add {copies}")
-    for name, file in named.items():
-        digest = digests_in(recorded).get(f"{PLUGINS}/{name}")
-        if digest is not None and file.is_file() and sha256_of(file) != digest:
-            raise InputError(f"plugin {file} was changed since the run in {path} began; give it as it was")
-    with with_plugins(experiment.model_copy(update={"plugins": ()}), plugins) as known:
+    with with_same_plugins(path, experiment, recorded, plugins) as known:
         return _evaluate(known.resolved(), path, recorded, given)
 
 

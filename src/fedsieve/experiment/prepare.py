@@ -5,15 +5,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedsieve.config.registry import settings_of
-from fedsieve.config.settings import option
 from fedsieve.context import RunContext
 from fedsieve.engine.evaluator import Evaluator
+from fedsieve.federate.checked_parts import selection_of
 from fedsieve.federate.diagnostics import Interference, block_ranges
 from fedsieve.federate.mask_source import MaskSource
 from fedsieve.federate.preparation import Preparation
 from fedsieve.federate.round import Server
-from fedsieve.federate.selection import SELECTIONS
 from fedsieve.federate.shared_mask import SHARED, SharedMasks
 from fedsieve.federate.transport import Transport
 from fedsieve.federate.types import EXTRA, Engine
@@ -64,7 +62,7 @@ def prepare(
         evaluator.make_features("train")  # now, so that it does not count as the first round's time
     level = "none" if clients.zero_sum or "delta" not in phase.method.replies else experiment.analyze.level
     blocks = block_ranges(scope.entries) if level == "blocks" else None
-    device, select = context.device, SELECTIONS[option(clients.select)]
+    device = context.device
     server = Server(
         phase=phase.number,
         name=settings.name,
@@ -72,7 +70,7 @@ def prepare(
         seed=experiment.seed,
         scope=scope,
         method=phase.method,
-        select=select(settings_of(clients.select), context.sizes, phase.per_round),
+        select=selection_of(clients.select, context.sizes, phase.per_round),
         clients=clients,
         setup=side.setup,
         shared_masks=shared_masks,

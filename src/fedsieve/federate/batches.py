@@ -1,11 +1,14 @@
 """Which samples a client sees in which step, and at which learning rate."""
 
+import math
 from collections.abc import Iterator
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from fedsieve.config.local_settings import LocalSettings
+from fedsieve.errors import RunError
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.randomness import torch_generator
 
@@ -38,4 +41,9 @@ def learning_rates(samples: int, local: LocalSettings, round: int, rounds: int) 
 
 def learning_rate(local: LocalSettings, round: int, rounds: int, done: float) -> float:
     """The learning rate in a round of a phase, when a share `done` of the local steps is done."""
-    return local.lr * SCHEDULES[local.schedule]((round - 1 + done) / rounds)
+    factor = SCHEDULES[local.schedule]((round - 1 + done) / rounds)
+    is_number = isinstance(factor, Real)
+    if not is_number or not math.isfinite(factor):
+        found = factor if is_number else type(factor).__name__
+        raise RunError(f"schedule {local.schedule} gives {found}; expected a finite number, as float")
+    return local.lr * factor

@@ -1,5 +1,6 @@
 """Whether an error is a client's, which is then left out of the round, or the machine's, which ends the run."""
 
+from fedsieve.config.plugins import place_of
 from fedsieve.errors import InputError, RunError, machine_error
 from fedsieve.wire import WireError
 
@@ -13,5 +14,9 @@ def raise_if_ours(error: Exception) -> None:
 
 
 def reason_of(error: Exception) -> str:
-    is_ours = isinstance(error, RunError | InputError | WireError)
-    return str(error) if is_ours else f"{type(error).__name__}: {error}"
+    """An error in one line, with the line of the plugin that it came through."""
+    if isinstance(error, RunError | InputError | WireError):
+        return " ".join(str(error).split())
+    first, *_ = *str(error).strip().splitlines(), ""
+    place = place_of(error)
+    return f"{place + ': ' if place else ''}{type(error).__name__}: {first}"

@@ -7,6 +7,7 @@ with the head in a separate file. A converted model must give the same scores as
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
 from fedsieve.config.experiment_file import elsewhere
+from fedsieve.data import DATASETS
 from fedsieve.data.load import Dataset, load
 from fedsieve.data.transform import KNOWN, channel_statistics
 from fedsieve.errors import InputError, RunError
@@ -27,6 +29,7 @@ from fedsieve.model.pretrained import our_name
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.runs.same_plugins import with_same_plugins
 
 TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
 
@@ -37,16 +40,23 @@ def export_run(
     overrides: Sequence[str] = (),
     given: Model | None = None,
     dataset: Callable[[DataSettings], Dataset | None] = lambda _: None,
+    plugins: Sequence[str | Path] = (),
 ) -> str:
     """Write the run's model and its evaluation transform to the folder `to`; returns a line on how to load them.
 
-    Callers from Python give again what they gave the run: the model, and a function to its data set.
+    Callers from Python give again what they gave the run: the model, and a function to its data set. `plugins` are
+    needed only if the data set is a plugin's and the transform depends on its images.
     """
-    read_result(run)  # only a finished run has a model
+    recorded = read_result(run)  # only a finished run has a model
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise InputError(f"--to {to} exists already; give the name of a new folder")
     model = load_classifier(run, given)
-    processor = preprocessor_config(elsewhere(read_experiment(run), overrides).data, dataset)
+    experiment = elsewhere(read_experiment(run), overrides)
+    needs_plugin = experiment.data.normalize not in KNOWN and experiment.data.name not in DATASETS
+    with (
+        with_same_plugins(run, experiment, recorded, plugins) if plugins or needs_plugin else nullcontext(experiment)
+    ) as known:
+        processor = preprocessor_config(known.data, dataset)
     target = to.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

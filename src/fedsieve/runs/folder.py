@@ -31,8 +31,8 @@ from fedsieve.runs.read import PLUGINS, read_experiment, read_metrics, with_dige
 
 FILES = ("experiment.yaml", "split.json", "metrics.jsonl", "model.safetensors", "result.json")
 START = "start.safetensors"
-PARTS = ("checkpoints/.*.partial", "masks/*/.*.partial")
-PARTIAL = re.compile(r"\.((\d{8,}|start|shared|client-\d{6,})\.safetensors|bytes\.json)\.partial")
+PARTS = ("checkpoints/.*.partial", "masks/*/.*.partial", "plugins/.*.partial")
+PARTIAL = re.compile(r"\.((\d{8,}|start|shared|client-\d{6,})\.safetensors|bytes\.json|.+\.py)\.partial")
 CHECKPOINT_SHARE = 0.05  # of the time may be spent on checkpoints; the first round always gets one
 
 

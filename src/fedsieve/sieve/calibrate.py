@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -55,7 +55,7 @@ def calibrate_mask(
 
     def random() -> Tensor:
         draws = torch.rand(len(sizes), dtype=torch.float64, generator=generator)
-        return draws if settings.unit == "weight" else draws.repeat_interleave(sizes)
+        return (draws if settings.unit == "weight" else draws.repeat_interleave(sizes)).to(weights.device)
 
     def look(what: LooksAt, round: int, active: Mask) -> Tensor:
         if settings.looks_at != what:
@@ -154,9 +154,9 @@ def calibrate(
     those of `fedsieve.sieve.rules.RULES`. The first dimension of inputs must be the batch. Layers that have something
     else there, or whose weights are also used elsewhere, take one backward pass per sample, with a warning.
     """
-    chosen = dict(parameters or {name: one for name, one in model.named_parameters() if one.requires_grad})
-    if not chosen:
-        raise InputError("no parameter of the model requires a gradient, so there is nothing to choose from; name some")
+    chosen = _chosen(model, parameters)
+    if not isinstance(seed, Integral) or not -(2**63) <= seed < 2**64:
+        raise InputError(f"seed is {str(seed)[:60]!r}; give a whole number of 64 bits")
     try:
         settings = MaskSettings(
             rule=rule,
@@ -170,7 +170,9 @@ def calibrate(
         )
     except ValidationError as error:
         raise InputError(_explained(error)) from None
-    generator = torch.Generator().manual_seed(seed)
+    if settings.looks_at_data and not (isinstance(batches, Iterable) or hasattr(batches, "__getitem__")):
+        raise InputError(f"batches is of type {type(batches).__name__}; give a list of batches or a DataLoader")
+    generator = torch.Generator().manual_seed(int(seed))
 
     def measured(_: int, active: Mask) -> Tensor:
         some, damping = _first_samples(batches, samples), settings.damping
@@ -185,6 +187,30 @@ def calibrate(
     weights = torch.cat([one.detach().flatten() for one in chosen.values()])
     with giving_scores(model):
         return calibrate_mask(shapes_of(chosen.items()), weights, measured, settings, generator)
+
+
+def _chosen(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None) -> dict[str, nn.Parameter]:
+    """The parameters that a mask is for."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is of type {type(model).__name__}; give an nn.Module")
+    if parameters is None:
+        chosen = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        if not chosen:
+            raise InputError(
+                "no parameter of the model requires a gradient, so there is nothing to choose from; name some"
+            )
+        return chosen
+    if not isinstance(parameters, Mapping):
+        raise InputError(f"parameters is of type {type(parameters).__name__}; give a dict of names and parameters")
+    if not parameters:
+        raise InputError("parameters is empty; name some, or leave it out for all that require a gradient")
+    own = {id(one) for one in model.parameters()}
+    for name, one in parameters.items():
+        if id(one) not in own:
+            raise InputError(
+                f"parameters: '{name}' is no parameter of the model; take them from model.named_parameters()"
+            )
+    return dict(parameters)
 
 
 def _explained(error: ValidationError) -> str:
