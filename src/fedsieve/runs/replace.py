@@ -72,12 +72,12 @@ def _contents(run: Path) -> list[Path]:
     for path in found:
         name = path.relative_to(run).as_posix()
         if path.is_symlink():
-            is_ours = LINKS.fullmatch(name)
+            is_ours = bool(LINKS.fullmatch(name))
         elif _is_folder(path):
             top, _, phase = name.partition("/")
-            is_ours = FOLDERS.fullmatch(name) or (top in ("masks", "clients") and phase in phases)
+            is_ours = bool(FOLDERS.fullmatch(name)) or (top in ("masks", "clients") and phase in phases)
         else:
-            is_ours = _is_file(path) and OURS.fullmatch(name)
+            is_ours = _is_file(path) and bool(OURS.fullmatch(name))
         if not is_ours:
             raise InputError(f"--out {run} holds {name}, which is not of a run; --force replaces nothing else")
     return sorted(found, key=lambda path: path == run / "experiment.yaml")
