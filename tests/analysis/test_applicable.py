@@ -54,12 +54,13 @@ def test_one_client_needs_no_choice_of_clients(changed: str, tmp_path: Path) -> 
     assert model_of(tmp_path / "one", "clients.count=1") == model_of(tmp_path / "two", "clients.count=1", changed)
 
 
-ROBUST = ["phases.0.aggregate=median", "phases.0.mask=null", "clients.split={kind: dirichlet, alpha: 0.3}"]
+UNEQUAL = "clients.split={kind: dirichlet, alpha: 0.5, balanced: false}"
+ROBUST = ["phases.0.aggregate=median", "phases.0.mask=null", UNEQUAL]
 
 
 @pytest.mark.parametrize(("method", "has_effect"), [("fedavg", False), ("fednova", True)])
 def test_medians_count_clients_alike_but_fednova_weighs_taus(method: str, has_effect: bool, tmp_path: Path) -> None:
-    local = "phases.0.local={epochs: 1, batch_size: 8, lr: 0.1}"  # with as many steps as it has samples
+    local = "phases.0.local={epochs: 1, batch_size: 8, lr: 0.1}"  # clients with more samples take more steps
     one = ["clients.count=3", "clients.fraction=1", f"phases.0.method={method}", local, *ROBUST]
     other = [*one, "clients.weighting=equal"]
     first, second = (applicable(parse_experiment(SMALL, "small.yaml", changes)) for changes in (one, other))
