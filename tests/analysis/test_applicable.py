@@ -54,6 +54,29 @@ def test_one_client_needs_no_choice_of_clients(changed: str, tmp_path: Path) -> 
     assert model_of(tmp_path / "one", "clients.count=1") == model_of(tmp_path / "two", "clients.count=1", changed)
 
 
+UNEQUAL = "clients.split={kind: dirichlet, alpha: 0.5, balanced: false}"
+ROBUST = ["phases.0.aggregate=median", "phases.0.mask=null", UNEQUAL]
+
+
+@pytest.mark.parametrize(("method", "has_effect"), [("fedavg", False), ("fednova", True)])
+def test_medians_count_clients_alike_but_fednova_weighs_taus(method: str, has_effect: bool, tmp_path: Path) -> None:
+    local = "phases.0.local={epochs: 1, batch_size: 8, lr: 0.1}"  # clients with more samples take more steps
+    one = ["clients.count=3", "clients.fraction=1", f"phases.0.method={method}", local, *ROBUST]
+    other = [*one, "clients.weighting=equal"]
+    first, second = (applicable(parse_experiment(SMALL, "small.yaml", changes)) for changes in (one, other))
+    assert (first != second) == ("clients.weighting" in first) == has_effect
+    assert (model_of(tmp_path / "one", *one) != model_of(tmp_path / "other", *other)) == has_effect
+
+
+def test_a_rule_that_is_not_loaded_may_look_at_data() -> None:
+    unknown = ["plugins=[mine.py]", "phases.0.mask.rule=mine"]
+    first, second = (
+        applicable(parse_experiment(SMALL, "small.yaml", [*unknown, f"phases.0.mask.fisher.samples={samples}"]))
+        for samples in (8, 16)
+    )
+    assert first["phases.0.mask.fisher.samples"] == 8 and second["phases.0.mask.fisher.samples"] == 16
+
+
 def test_the_rest_counts(tmp_path: Path) -> None:
     """Of what is left out under other settings, what has an effect under these."""
     base = applicable(parse_experiment(SMALL, "small.yaml"))

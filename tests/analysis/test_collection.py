@@ -1,12 +1,17 @@
 """Runs side by side."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-from fedsieve.analysis.collection import differing, find_runs, grouped
+import pytest
+
+from fedsieve.analysis.collection import differing, find_runs, grouped, without_repeats
 from fedsieve.config.dotted import flat
 from fedsieve.config.experiment_file import load_experiment
 from fedsieve.config.schema import Experiment
+from fedsieve.experiment import run
+from listeners import interrupt
 
 
 def made(folder: Path, *overrides: str) -> Path:
@@ -56,3 +61,26 @@ def test_states_of_runs(tmp_path: Path) -> None:
     made(tmp_path / "b", "model.head={ridge: {penalty: 1}}", "phases=[]")
     runs, _ = find_runs([tmp_path])
     assert [run.state for run in runs] == ["unfinished: round 12 of 40", "unfinished: round 0 of 1"]
+
+
+def test_plugins_are_told_apart_by_what_is_in_them(experiment: Callable[..., Experiment], tmp_path: Path) -> None:
+    """The same text in another folder is the same plugin; other text in the same file is another one."""
+    half, same = tmp_path / "mine.py", tmp_path / "elsewhere" / "mine.py"
+    text = "import fedsieve\n\n@fedsieve.schedule\ndef mine(done):\n    return 0.5\n"
+    settings = experiment("phases.0.rounds=1", "phases.1.rounds=1")
+    same.parent.mkdir()
+    half.write_text(text), same.write_text(text)
+    run(settings, tmp_path / "runs/a", plugins=[half])
+    run(settings.model_copy(update={"seed": 8}), tmp_path / "runs/b", plugins=[same])
+    half.write_text(text.replace("0.5", "0.25"))
+    run(settings, tmp_path / "runs/c", plugins=[half])
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "runs/d", plugins=[half], callback=interrupt(1))
+    run(settings, tmp_path / "runs/e")
+    runs, problems = find_runs([tmp_path / "runs"])
+    assert not problems and differing(runs[:2]) == [] and differing(runs[2:4]) == []
+    assert differing(runs) == ["plugins.0"]
+    assert [len(group) for group in grouped(runs, ["plugins.0"]).values()] == [2, 2, 1]
+    counting, notes = without_repeats(runs)
+    assert [one.path.name for one in counting] == ["a", "b", "c", "e"]
+    assert len(notes) == 1 and "runs/d repeats" in notes[0]

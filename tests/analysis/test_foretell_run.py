@@ -43,10 +43,19 @@ def test_the_input_is_checked_as_for_a_run(fedsieve: Callable, file: Path, tmp_p
 
 def test_bytes_are_about_those_of_the_run(experiment: Maker, tmp_path: Path) -> None:
     masked = "phases.1.mask={sparsity: 0.9, rule: random, only: [mlp]}"
-    for changes in ([], [masked], ["wire.values=float16"], ["model.head=ridge"]):
+    scaffold = ["phases.*.method=scaffold", "phases.*.local.momentum=0"]
+    shared = "phases.1.mask={sparsity: 0.9, rule: random, scope: server}"
+    for changes in (
+        [],
+        [masked],
+        ["wire.values=float16"],
+        ["model.head=ridge"],
+        [*scaffold, masked, "wire.values=int8"],
+        [*scaffold, shared, "clients.secure=zero_sum"],
+    ):
         settings = experiment(*changes)
         phases = foretold(settings, tmp_path / "none", 1, False, False)
-        run(settings, out := tmp_path / "-".join(["run", *changes]).replace("/", ""))
+        run(settings, out := tmp_path / "-".join(["run", *changes]))
         for phase in phases:
             lines = [line for line in read_metrics(out) if line["phase"] == phase.name]
             assert len(lines) == phase.rounds
@@ -60,3 +69,20 @@ def test_a_resumed_run_says_what_is_left(experiment: Maker, tmp_path: Path) -> N
         run(experiment(), tmp_path / "run", callback=interrupt(4))
     head, all_ = foretold(experiment(), tmp_path / "run", 1, resume=True, force=False)
     assert (head.rounds, all_.rounds) == (0, 1) and all_.seconds > 0
+
+
+@pytest.mark.parametrize("rounds", [2, 4, 5])
+def test_a_phase_that_ended_early_is_over(rounds: int, experiment: Maker, tmp_path: Path) -> None:
+    """A learning rate of 0 never improves on the first round, so the first phase ends after four rounds."""
+    stop = ("phases.0.rounds=50", "phases.0.stop={patience: 3}", "phases.0.local.lr=0.0")
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment(*stop), tmp_path / "run", callback=interrupt(rounds))
+    head, all_ = foretold(experiment(*stop), tmp_path / "run", 1, resume=True, force=False)
+    assert (head.rounds, all_.rounds) == {2: (48, 2), 4: (0, 2), 5: (0, 1)}[rounds]
+
+
+def test_nothing_is_left_of_a_finished_run(experiment: Maker, tmp_path: Path) -> None:
+    stop = "phases.1.stop={target: 0.0}"
+    run(experiment(stop), tmp_path / "run")
+    phases = foretold(experiment(stop), tmp_path / "run", 1, resume=True, force=False)
+    assert [phase.rounds for phase in phases] == [0, 0]

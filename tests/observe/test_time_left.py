@@ -56,6 +56,12 @@ def test_after_the_first_round_only_its_own_rounds_count() -> None:
     assert left.seconds() == pytest.approx(6 * 3.0)
 
 
+def test_a_round_without_clients() -> None:
+    left = TimeLeft([PhaseEstimate("all", (1.0,) * 2, 0)], clock=Clock())
+    left.client(0, 0)
+    assert left.seconds() == pytest.approx(2)
+
+
 def test_a_first_round_that_calibrates_masks_does_not_count_for_the_others() -> None:
     clock = Clock()
     left = TimeLeft([PhaseEstimate("edit", (5.0,) + (1.0,) * 9, 2)], clock=clock)

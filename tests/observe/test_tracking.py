@@ -22,6 +22,7 @@ from fedsieve.observe.callbacks import Callback
 from fedsieve.observe.tracking import METRICS, identity_of
 from fedsieve.runs.folder import RunFolder
 from fedsieve.runs.read import FIGURES, read_experiment, read_metrics, read_result
+from fedsieve.runs.replace import delete_runs
 
 Maker = Callable[..., Experiment]
 Told = list[tuple[str, int, float]]  # name, step, value
@@ -136,6 +137,8 @@ def test_everything_is_told_once(experiment: Maker, tmp_path: Path, trackers: li
             assert recorded[key] == as_text(own[key]) or float(recorded[key]) == own[key]  # event files make 7 a 7.0
     without = run(experiment("evaluate.every=2"), tmp_path / "without")
     assert with_them["model_sha256"] == without["model_sha256"]
+    delete_runs(tmp_path / "run")  # `run --force` knows what trackers write
+    assert [path.name for path in (tmp_path / "run").rglob("*")] == [".lock"]
 
 
 def test_killed_and_resumed_nothing_is_lost_or_told_twice(

@@ -120,7 +120,21 @@ def test_whatever_a_run_writes_is_ours(experiment: Maker, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "stranger", ["thesis.tex", "checkpoints/mine.safetensors", "masks/head/notes.txt", "notes/a.txt", ".hidden"]
+    "stranger",
+    [
+        "thesis.tex",
+        "checkpoints/mine.safetensors",
+        "masks/head/notes.txt",
+        "notes/a.txt",
+        ".hidden",
+        "tracking/my-thesis.txt",
+        "tracking/tensorboard/notes.txt",
+        "tracking/wandb/wandb/mine/run.wandb",
+        "plugins/notes.txt",
+        "plugins/more/mine.py",
+        ".split.json.partial/notes.txt",
+        "checkpoints/00000009.safetensors/notes.txt",
+    ],
 )
 def test_a_folder_with_anything_else_is_refused(experiment: Maker, tmp_path: Path, stranger: str) -> None:
     out = tmp_path / "run"
@@ -130,6 +144,33 @@ def test_a_folder_with_anything_else_is_refused(experiment: Maker, tmp_path: Pat
     with pytest.raises(InputError, match="--force replaces nothing else"):
         delete_runs(out)
     assert (out / stranger).read_text() == "my own" and (out / "result.json").exists()
+
+
+@pytest.mark.parametrize(
+    "stranger", ["masks/my-empty-dir", "mine", ".lock", ".claim", "checkpoints/00000009.safetensors", "tracking/mine"]
+)
+def test_a_folder_that_no_run_makes_is_refused(experiment: Maker, tmp_path: Path, stranger: str) -> None:
+    out = tmp_path / "run"
+    run(experiment("phases.1.rounds=1"), out)
+    (out / ".lock").unlink()
+    (out / stranger).mkdir(parents=True)
+    with pytest.raises(InputError, match="--force replaces nothing else"):
+        delete_runs(out)
+    assert (out / stranger).is_dir() and (out / "result.json").exists()
+
+
+def test_seeds_that_are_links_or_files_are_refused(experiment: Maker, tmp_path: Path) -> None:
+    run(experiment("phases.1.rounds=1"), tmp_path / "elsewhere")
+    out = tmp_path / "runs"
+    out.mkdir()
+    (out / "seed-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="holds seed-1, which is no run"):
+        delete_runs(out)
+    (out / "seed-1").unlink()
+    (out / "seed-1").write_text("my own")
+    with pytest.raises(InputError, match="holds seed-1, which is no run"):
+        delete_runs(out)
+    assert (tmp_path / "elsewhere" / "result.json").exists() and (out / "seed-1").read_text() == "my own"
 
 
 def test_links_folders_without_a_run_and_files_are_refused(experiment: Maker, tmp_path: Path) -> None:

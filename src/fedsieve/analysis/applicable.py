@@ -8,9 +8,11 @@ from fedsieve.config.dotted import flat
 from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
+from fedsieve.sieve.rules import RULES
 
 UNIMPORTANT = {"workers", "threads", "track", "expect"}  # the outcome does not depend on them
-UNWEIGHTED = ("median", "trimmed_mean")  # aggregators for which all clients count the same
+UNWEIGHTED = ("median", "trimmed_mean")  # aggregators for which all clients count the same,
+WEIGHTING_NOTHING = ("fedavg", "fedprox", "scaffold")  # and methods that weigh nothing besides (FedNova its taus)
 CHOOSING = ["rule", "sparsity", "calibration_rounds", "damping", "fisher", "scope", "draw", "unit", "across"]
 
 
@@ -28,7 +30,10 @@ def _without_effect(experiment: Experiment) -> list[str]:
         found += [f"clients.{name}" for name in ("fraction", "weighting", "norm_limit")]
     if experiment.data.validation == 0:
         found.append("evaluate.sample")
-    if experiment.phases and all(option(phase.aggregate) in UNWEIGHTED for phase in experiment.phases):
+    if experiment.phases and all(
+        option(phase.aggregate) in UNWEIGHTED and option(phase.method) in WEIGHTING_NOTHING
+        for phase in experiment.phases
+    ):
         found.append("clients.weighting")
     for number, phase in enumerate(experiment.phases):
         if option(phase.local.optimizer) != "sgd":
@@ -49,7 +54,7 @@ def _without_effect_in_mask(mask: MaskSettings) -> list[str]:
         found.append("draw")
     if mask.unit == "tensor":
         found.append("keep_alive")
-    if not mask.looks_at_data:
+    if mask.rule in RULES and not mask.looks_at_data:  # a rule of a plugin that is not loaded may look at data
         found += ["calibration_rounds", "damping", "fisher"]
     else:
         found += ["damping"] if mask.calibration_rounds == 1 else []

@@ -17,7 +17,7 @@ from fedsieve.config.dotted import as_text
 from fedsieve.config.model_settings import RidgeHead
 from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
-from fedsieve.runs.read import Digests, digests_in, read_experiment, read_metrics, read_result
+from fedsieve.runs.read import PLUGINS, Digests, digests_in, read_experiment, read_metrics, read_result, sha256_of
 
 ALWAYS_THE_SAME = ("cifar100", "digits")  # data sets whose content is checked or built in, wherever they lie
 SEED = re.compile(r"[-_/. ]*seed[-_. ]*\d+$")  # at the end of a run's name
@@ -64,7 +64,17 @@ class Run:
             del settings["data.path"]
         if self.experiment.data.name == "given" and self.result:
             settings["data.given"] = self.result["data_fingerprint"]  # objects have no name to tell them apart
-        return settings
+        without = {key: value for key, value in settings.items() if key.partition(".")[0] != "plugins"}
+        return without | {f"plugins.{number}": one for number, one in enumerate(self._plugins())}
+
+    def _plugins(self) -> list[str]:
+        """Names and digests of the run's plugins: what is in them counts, not where they lie."""
+        found = []
+        for path in map(Path, self.experiment.plugins):
+            copy = self.path / PLUGINS / path.name
+            digest = self.digests.get(f"{PLUGINS}/{path.name}") or (sha256_of(copy) if copy.is_file() else None)
+            found.append(f"{path.name} ({digest[:12]})" if digest else str(path))  # it has only just begun
+        return sorted(found)
 
     @cached_property
     def defaults(self) -> set[str]:

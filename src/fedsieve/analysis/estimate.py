@@ -24,7 +24,7 @@ Network = tuple[str, int, str, int]  # a backbone, the size of its images, a dev
 PATIENCE = 0.08  # seconds after which nothing is timed again
 SENSITIVITY = 1.5  # of a training step, for as many images (docs/sieve.md)
 MLP = 4  # steps of a linear head take as long as one of an MLP
-PER_RUN, PER_ROUND, PER_REPLY = 0.3, 3e-3, 3e-4  # seconds for files, workers, messages
+PER_RUN, PER_ROUND, PER_REPLY = 0.3, 3e-3, 7e-4  # seconds for files, workers, messages
 # Seconds for each weight: of an optimizer's step, a client's message, its aggregation, and a choice of active weights.
 PER_STEP, PER_MESSAGE, PER_UPDATE, PER_CHOICE = 2.5e-9, 4e-9, 5e-9, 35e-9
 

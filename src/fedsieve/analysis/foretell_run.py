@@ -1,5 +1,7 @@
 """What `fedsieve run --dry-run` says: the phases, how long each would take here, and how much would be sent."""
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,7 +9,9 @@ from fedsieve.analysis.estimate import PER_RUN, Estimator
 from fedsieve.analysis.repeat import refuse_unless_ours
 from fedsieve.config.schema import Experiment
 from fedsieve.experiment import check
+from fedsieve.experiment.results import why_over
 from fedsieve.phase import Phase
+from fedsieve.runs.checkpoint import Progress, find_newest
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.read import read_metrics
 from fedsieve.runs.replace import runs_to_replace
@@ -30,40 +34,61 @@ class ForetoldPhase:
 
 def foretold(experiment: Experiment, folder: Path, seeds: int, resume: bool, force: bool) -> list[ForetoldPhase]:
     """The phases of a run, after the same checks as for a run; with `resume`, what is left of the one in the folder."""
-    done = 0
+    is_resumed = False
     if force:
         runs_to_replace(folder)
     elif seeds > 1:
         refuse_unless_ours(folder, experiment, resume)
     else:
         RunFolder(folder, settled(experiment, folder, resume), resume)
-        done = len(read_metrics(folder)) if resume and (folder / "metrics.jsonl").exists() else 0
+        is_resumed = resume
     phases = check(experiment, folder)
+    passed = rounds_passed(phases, folder) if is_resumed else [0] * len(phases)
     found: list[ForetoldPhase] = []
-    for phase, estimate in zip(phases, Estimator().phases(experiment), strict=True):
-        passed = min(done, len(estimate.rounds))
-        done -= passed
-        left = estimate.rounds[passed:]
-        seconds = sum(left) + (0.0 if passed else estimate.start + estimate.features) + (estimate.end if left else 0.0)
+    for phase, done, estimate in zip(phases, passed, Estimator().phases(experiment), strict=True):
+        left = estimate.rounds[done:]
+        seconds = sum(left) + (0.0 if done else estimate.start + estimate.features) + (estimate.end if left else 0.0)
         seconds += PER_RUN if not found else 0.0
-        features = 0.0 if passed else estimate.features
+        features = 0.0 if done else estimate.features
         up, down = bytes_up(phase, experiment), bytes_down(phase)
         found.append(ForetoldPhase(estimate.name, len(left), phase.per_round, seconds, features, up, down))
     return found
 
 
+def rounds_passed(phases: Sequence[Phase], folder: Path) -> list[int]:
+    """The rounds of each phase that are done or, since the phase ended early, will never be done."""
+    done = Counter(line["phase"] for line in read_metrics(folder))
+    checkpoints, _ = find_newest(folder)
+    progress = checkpoints[0].progress if checkpoints else Progress()
+    begun = [number for number, phase in enumerate(phases) if done[phase.settings.name]]
+    current = len(phases) if (folder / "result.json").exists() else max([progress.phase, *begun])
+    passed = []
+    for number, phase in enumerate(phases):
+        settings = phase.settings
+        is_over = number < current or (number == progress.phase and why_over(settings.stop, progress) is not None)
+        passed.append(settings.rounds if is_over else min(done[settings.name], settings.rounds))
+    return passed
+
+
 def bytes_up(phase: Phase, experiment: Experiment) -> float:
     """What the clients of a round send, uncompressed, without their masks: about."""
-    mask, scope = phase.settings.mask, phase.scope
-    sieved = sum(one.numel() for one in scope.sieved.values()) if mask is not None else 0
-    frozen = (mask.sparsity or 0.0) if mask is not None else 0.0
-    width = 8 if experiment.clients.zero_sum else WIDTHS[experiment.wire.values]
     replies = phase.method.replies
-    others = sum(length for name, length in replies.items() if name != "delta")
-    changed = scope.size - frozen * sieved if "delta" in replies else 0.0
-    return phase.per_round * (width * changed + (4 if changed else 8) * others)
+    is_sums = "delta" not in replies  # these are float64, and so are the numbers that are summed in secret
+    width = 8 if is_sums or experiment.clients.zero_sum else WIDTHS[experiment.wire.values]
+    return float(width * phase.per_round * sum(sent(phase, name, length) for name, length in replies.items()))
 
 
 def bytes_down(phase: Phase) -> float:
     """What the clients of a round are sent: at most, since they are sent what they lack."""
-    return 4.0 * phase.per_round * (phase.scope.size + sum(phase.method.extras.values()))
+    mask, extras = phase.settings.mask, phase.method.extras
+    is_shared = mask is not None and mask.has_one_for_all  # else other clients need other values
+    others = sum(sent(phase, name, length) if is_shared else length for name, length in extras.items())
+    return 4.0 * phase.per_round * (phase.scope.size + others)
+
+
+def sent(phase: Phase, name: str, length: int) -> float:
+    """How many values of a method's vector are sent: those that the mask leaves active, if it is under the mask."""
+    mask = phase.settings.mask
+    if mask is None or name not in phase.method.masked:
+        return length
+    return length - (mask.sparsity or 0.0) * phase.scope.sieved_weights

@@ -75,7 +75,7 @@ class TimeLeft:
         self._since = self.clock()
         if not done:
             self._round_began = self._since
-        self._replied = done / total
+        self._replied = done / max(1, total)  # none may be chosen
 
     def round(self, phase: str, number: int) -> None:
         """A round is done; it may be of a later phase than the last one, since phases may end early."""

@@ -2,7 +2,6 @@
 
 import fcntl
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
@@ -13,7 +12,9 @@ from fedsieve.runs.folder import FILES
 from fedsieve.runs.read import read_experiment
 
 SEED = re.compile(r"seed-\d+")
-# What a run's folder holds, by the parts of the path in it; trackers have a folder of their own.
+WANDB = r"tracking/wandb/wandb"
+WANDB_RUN = rf"{WANDB}/(offline-)?run-\d{{8}}_\d{{6}}-[0-9a-f]{{32}}"
+# What a run's folder holds, by the parts of the path in it. What trackers write is what those of today write.
 OURS = re.compile(
     r"\.lock|\.claim"
     rf"|\.?({'|'.join(re.escape(name) for name in FILES)})(\.partial)?"
@@ -21,7 +22,19 @@ OURS = re.compile(
     r"|masks/[\w-]+/\.?((start|shared|client-\d{6,})\.safetensors|bytes\.json)(\.partial)?"
     r"|clients/[\w-]+/\.?client-\d{6,}-round-\d{8,}\.safetensors(\.partial)?"
     r"|plugins/\.?[^/]+\.py(\.partial)?"
-    r"|tracking/.+"
+    r"|tracking/(id|\.id\.partial)"
+    r"|tracking/tensorboard/events\.out\.tfevents\.\d+"
+    r"|tracking/mlflow/(ready|mlflow\.db(-journal|-wal|-shm)?)"
+    r"|tracking/wandb/(step|\.step\.partial)"
+    rf"|{WANDB}/debug(-\w+)?\.log"
+    rf"|{WANDB_RUN}/(run-[0-9a-f]{{32}}\.wandb(\.synced)?|logs/debug(-\w+)?\.log)"
+    rf"|{WANDB_RUN}/files/(config\.yaml|output\.log|requirements\.txt|conda-environment\.yaml|diff\w*\.patch"
+    r"|wandb-(metadata|summary)\.json)"
+)
+LINKS = re.compile(rf"{WANDB}/latest-run|({WANDB}|{WANDB_RUN}/logs)/debug(-\w+)?\.log")
+FOLDERS = re.compile(
+    r"checkpoints|masks|clients|plugins|tracking(/(tensorboard|wandb|mlflow|mlflow/artifacts))?"
+    rf"|{WANDB}|{WANDB_RUN}(/(files|logs|tmp|tmp/code))?"
 )
 
 
@@ -38,22 +51,44 @@ def runs_to_replace(folder: Path) -> list[Path]:
     if "experiment.yaml" in names:
         runs = [folder]
     else:
-        runs = sorted(folder / name for name in names if SEED.fullmatch(name))
-        if others := sorted(names - {run.name for run in runs} - {"seeds.json", ".lock"}):
+        runs = sorted(folder / name for name in names if SEED.fullmatch(name) and _is_folder(folder / name))
+        ours = {name for name in ("seeds.json", ".lock") if _is_file(folder / name)}
+        if others := sorted(names - {run.name for run in runs} - ours):
             raise InputError(f"--out {folder} holds {others[0]}, which is no run; --force replaces only runs")
     for run in runs:
-        _refuse_unless_a_run(run)
+        _contents(run)
     return runs
 
 
-def _refuse_unless_a_run(run: Path) -> None:
-    for path in _all_in(run):
-        name = path.relative_to(run).as_posix()
-        if path.is_symlink() or not OURS.fullmatch(name):
-            raise InputError(f"--out {run} holds {name}, which is not of a run; --force replaces nothing else")
+def _contents(run: Path) -> list[Path]:
+    """All that is in a run's folder, in the order in which it can be deleted; InputError if any of it is not ours.
+
+    experiment.yaml goes last, so that what an interruption leaves is still a run.
+    """
     if not (run / "experiment.yaml").exists():
         raise InputError(f"--out {run} is no run, for it has no experiment.yaml; --force replaces nothing else")
-    read_experiment(run)
+    phases = [phase.name for phase in read_experiment(run).phases]
+    found = sorted(run.rglob("*"), reverse=True)  # what is in a folder comes before it
+    for path in found:
+        name = path.relative_to(run).as_posix()
+        if path.is_symlink():
+            is_ours = bool(LINKS.fullmatch(name))
+        elif _is_folder(path):
+            top, _, phase = name.partition("/")
+            is_ours = bool(FOLDERS.fullmatch(name)) or (top in ("masks", "clients") and phase in phases)
+        else:
+            is_ours = _is_file(path) and bool(OURS.fullmatch(name))
+        if not is_ours:
+            raise InputError(f"--out {run} holds {name}, which is not of a run; --force replaces nothing else")
+    return sorted(found, key=lambda path: path == run / "experiment.yaml")
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 @contextmanager
@@ -65,16 +100,6 @@ def _locked(run: Path) -> Iterator[None]:
         except OSError:
             raise InputError(f"--out {run} is in use by another process; wait for it or give another") from None
         yield
-
-
-def _all_in(run: Path) -> Iterator[Path]:
-    """All files, links and empty folders, but no folder of ours that holds something."""
-    for path in sorted(run.iterdir()):
-        is_ours = path.name in ("checkpoints", "masks", "clients", "plugins", "tracking") and not path.is_symlink()
-        if path.is_dir() and is_ours:
-            yield from (one for one in path.rglob("*") if one.is_symlink() or not one.is_dir())
-        else:
-            yield path
 
 
 def described(folder: Path, runs: list[Path]) -> str:
@@ -98,19 +123,28 @@ def _state(run: Path) -> str:
 def delete_runs(folder: Path) -> None:
     """Delete the run, or runs over seeds, in a folder; looks again whether there is nothing else.
 
-    experiment.yaml goes last, so that what an interruption leaves is still a run. A single run's lock stays, as always.
+    Only what was looked at is deleted. A single run's lock stays, as always.
     """
     with ExitStack() as stack:
         runs = runs_to_replace(folder)
         for run in runs:  # all of them first: either every run is deleted or none
             stack.enter_context(_locked(run))
+        contents = {run: _contents(run) for run in runs}
         (folder / "seeds.json").unlink(missing_ok=True)
-        for run in runs:
-            for path in sorted(run.iterdir(), key=lambda path: path.name == "experiment.yaml"):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != ".lock":
-                    path.unlink()
+        for run, paths in contents.items():
+            for path in paths:
+                if path != run / ".lock":
+                    _delete(path, run)
             if run != folder:
                 (run / ".lock").unlink()
-                run.rmdir()
+                _delete(run, folder)
+
+
+def _delete(path: Path, run: Path) -> None:
+    try:
+        if _is_folder(path):
+            path.rmdir()
+        else:
+            path.unlink()
+    except OSError as error:  # a folder into which somebody has put something since, say
+        raise InputError(f"--out {run}: {path} cannot be deleted ({error.strerror}); give another folder") from None
