@@ -21,6 +21,10 @@ class MachineError(RunError):
     """A run failed because of the machine: a full disk, for example, or too little memory. Later it may work."""
 
 
+class PartError(RunError):
+    """A part of the user's own (docs/extend.md) is wrong. That ends the run; it is no client's fault."""
+
+
 class WorkerError(RunError):
     """A run failed because of an error in a worker process."""
 

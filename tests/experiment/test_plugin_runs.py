@@ -310,12 +310,27 @@ def test_gradients_work_on_any_module(by_gradient: Shown) -> None:
         ("evidence.weights[:3]", r"rule mine gives a tensor of shape \[3\]; expected one score for each of"),
         ("3", "rule mine gives int; expected one score for each of"),
         ("evidence.weights / 0", "the scores of .* are not finite"),
+        ("evidence.weights * 0", "rule mine gives every weight the same score"),
+        (
+            "evidence.gradient()",
+            r"parts.py, line \d+: AttributeError: 'Evidence' object has no attribute 'gradient'",
+        ),
     ],
 )
-def test_what_a_rule_may_do_wrong(code: str, said: str, file: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("scope", ["server", "client"])
+def test_what_a_rule_may_do_wrong(code: str, scope: str, said: str, file: Callable[..., str], tmp_path: Path) -> None:
     text = RULE.replace("evidence.weights.abs()", code)
     with pytest.raises(RunError, match=said):
-        run(load_experiment(file(text, *BY_RULE, "phases.1.mask.scope=server")), tmp_path / "run")
+        run(load_experiment(file(text, *BY_RULE, f"phases.1.mask.scope={scope}")), tmp_path / "run")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_mistake_at_some_clients_ends_the_run(workers: int, file: Callable[..., str], tmp_path: Path) -> None:
+    """A bug of the user's is no client's fault, and must not look like a result."""
+    text = RULE.replace("evidence.weights.abs()", "evidence.weights.abs() * (1 // (evidence.client % 2))")
+    changes = ("phases.1.mask.scope=client", "clients.fraction=1.0", f"workers={workers}")
+    with pytest.raises(RunError, match=r"plugin parts.py, line \d+: ZeroDivisionError"):
+        run(load_experiment(file(text, *BY_RULE, *changes)), tmp_path / "run")
 
 
 # ----------------------------------------------------------------------------------------- splits, data, callbacks
@@ -492,13 +507,13 @@ class Mine(FedAvg):
             METHOD,
             "phases.*.method",
             "raise TypeError('one\\ntwo')",
-            r"client \d: plugin parts.py, line 9: TypeError: one$",
+            r"^plugin parts.py, line 9: TypeError: one$",
         ),
         (
             METHOD,
             "phases.*.method",
             "return task + 1",
-            r"client \d: plugin parts.py, line 9: TypeError: unsupported op",
+            r"^plugin parts.py, line 9: TypeError: unsupported op",
         ),
     ],
 )

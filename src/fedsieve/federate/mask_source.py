@@ -143,7 +143,7 @@ class MaskSource:
             raise
         except RunError as error:
             whose = "all clients" if self.settings.is_shared else f"client {address[2]}"
-            raise RunError(f"phase {self.phase}, mask of {whose}: {error}") from None
+            raise type(error)(f"phase {self.phase}, mask of {whose}: {error}") from None
 
     def scored(self, data: ClientData, address: Address, round: int, active: Mask) -> tuple[Tensor, int]:
         """The sum of sensitivities (or gradients, if the rule looks at them) of fresh samples of a client."""

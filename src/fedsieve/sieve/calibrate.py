@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedsieve.config.mask_settings import FisherSettings, MaskSettings
-from fedsieve.errors import InputError, RunError
+from fedsieve.errors import InputError, PartError
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
 from fedsieve.sieve.model_inputs import giving_scores, inputs_and_labels
@@ -59,7 +59,7 @@ def calibrate_mask(
 
     def look(what: LooksAt, round: int, active: Mask) -> Tensor:
         if settings.looks_at != what:
-            raise RunError(f"rule {settings.rule} looks at {what}; declare it: @fedsieve.rule(looks_at='{what}')")
+            raise PartError(f"rule {settings.rule} looks at {what}; declare it: @fedsieve.rule(looks_at='{what}')")
         found = measured(round, active)
         if what == "sensitivity":
             must_tell_weights_apart(found, active)
@@ -82,11 +82,13 @@ def calibrate_mask(
 
 
 def _one_score_each(scores: Any, shapes: Shapes, rule: str) -> Tensor:
-    """The scores that a rule gives; RunError if they are not one number for each weight."""
+    """The scores that a rule gives; PartError if they are not one number for each weight, or all the same."""
     weights = sum(map(math.prod, shapes.values()))
     if not isinstance(scores, Tensor) or scores.shape != (weights,):
         found = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-        raise RunError(f"rule {rule} gives {found}; expected one score for each of {weights:,} weights")
+        raise PartError(f"rule {rule} gives {found}; expected one score for each of {weights:,} weights")
+    if weights > 1 and not RULES.is_own(rule) and bool(scores.min() == scores.max()):
+        raise PartError(f"rule {rule} gives every weight the same score, so that there is nothing to choose by")
     return (scores if scores.dtype in (torch.float32, torch.float64) else scores.float()).cpu()
 
 
