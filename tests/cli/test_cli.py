@@ -207,7 +207,7 @@ BAD = {
     "no sparsity": (lambda t, b: ["phases.1.mask={}"], ["give sparsity", "such as 0.9"]),
     "unknown rule": (
         lambda t, b: ["phases.1.mask={sparsity: 0.9, rule: least}"],
-        ["no rule 'least'", "least_sensitive, most_sensitive, smallest_magnitude, largest_magnitude, random"],
+        ["mask.rule is 'least'; use least_sensitive or", "least_sensitive, most_sensitive, smallest_magnitude, largest_magnitude, random"],
     ),
     "unknown kind of layer": (
         lambda t, b: ["phases.1.mask={sparsity: 0.9, only: [attn]}"],

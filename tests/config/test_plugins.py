@@ -109,7 +109,7 @@ def test_loaded_parts_are_checked_like_our_own(place: Callable[..., str], tmp_pa
         "clients.split=my_splt": "clients.split is 'my_splt'; use iid or classes or dirichlet or flwr or my_split",
         "data.name=my_dat": "data.name is 'my_dat'; use cifar100 or digits or folder or npz or my_data",
         "phases.0.local.schedule=m": r"schedule is 'm'; use cosine or constant or linear or my_schedule",
-        "phases.0.mask.rule=m": "there is no rule 'm'; use least_sensitive, .*, random, my-rule",
+        "phases.0.mask.rule=m": "mask.rule is 'm'; use least_sensitive or .* or random or my-rule",
         "clients.select=m": "use uniform or by_size or high_loss or my_selection",
     }.items():
         with pytest.raises(InputError, match=said), loaded(file, [override]):
@@ -263,5 +263,5 @@ def test_more_plugins_in_python(place: Callable[..., str], tmp_path: Path) -> No
         assert known.plugins == (path,)
     with with_plugins(plain) as known:
         assert known is plain
-    with pytest.raises(InputError, match="there is no rule 'mine'; use least_sensitive, "):
+    with pytest.raises(InputError, match=r"mask.rule is 'mine'; use least_sensitive or "):
         load_experiment("digits-edit-iid", ["phases.1.mask.rule=mine"])

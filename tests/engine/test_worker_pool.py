@@ -323,7 +323,7 @@ def test_workers_that_cannot_start(experiment: Maker, tmp_path: Path, monkeypatc
     monkeypatch.setattr(WorkerPool, "__init__", wait_first)
     listener, changes = Listener(), [edit("rule: biggest")]
     result = run(experiment(*changes, "workers=2"), tmp_path / "two", callback=listener)
-    assert any("there is no rule 'biggest'" in note and "going on in one process" in note for note in listener.notes)
+    assert any("mask.rule is 'biggest'; use" in note and "going on in one process" in note for note in listener.notes)
     assert result["model_sha256"] == run(experiment(*changes, "workers=1"), tmp_path / "one")["model_sha256"]
 
 

@@ -281,7 +281,7 @@ def test_models_of_transformers_need_no_wrapper(kind: str) -> None:
     [
         ({"sparsity": 90}, "sparsity is 90.0; 90.0 is no fraction below 1; did you mean 0.9?"),
         ({"sparsity": "high"}, "sparsity is high; it should be a valid number"),
-        ({"rule": "best"}, "rule is best; there is no rule 'best'; use least_sensitive"),
+        ({"rule": "best"}, "rule is best; it should be 'least_sensitive'"),
         ({"rounds": 0}, "rounds is 0; it should be greater than or equal to 1"),
         ({"samples": 0}, "samples is 0; it should be greater than or equal to 1"),
         ({"batches": []}, "batches gave no samples; pass a list or a DataLoader"),

@@ -322,7 +322,10 @@ def _explain(error: ValidationError, data: Any, places: Mapping[Location, str]) 
         expected = context.get("expected") or context.get("expected_tags") or "kind: iid, classes, dirichlet or flwr"
         shown = context.get("tag", value)
         valid = [one for one in re.findall(r"'([^']+)'", expected) or [expected] if one != GIVEN]  # that is no choice
-        text = f"{key} is {cut(repr(shown))}; use {' or '.join(valid)}{nearest(str(shown), valid)}"
+        hint = nearest(str(shown), valid)
+        if not hint and context.get("is_part") and isinstance(data, dict) and not data.get("plugins"):
+            hint = ", or name the plugin that has it (plugins: or --plugin)"
+        text = f"{key} is {cut(repr(shown))}; use {' or '.join(valid)}{hint}"
     elif kind == "value_error":
         text = f"{key}: {context['error']}" if key else str(context["error"])
     else:

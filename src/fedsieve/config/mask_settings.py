@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedsieve.config.registry import named
 from fedsieve.config.scope_settings import LayerKind
 from fedsieve.config.settings import Count, FromList, Repeats, Settings, Share
 from fedsieve.sieve.rules import RULES, LooksAt, looked_at
@@ -20,7 +21,7 @@ class FisherSettings(Settings):
 class MaskSettings(Settings):
     """Which of the weights in scope may change."""
 
-    rule: str = "least_sensitive"
+    rule: named(RULES) = "least_sensitive"  # type: ignore[valid-type]
     sparsity: float | None = Field(None, ge=0, lt=1)
     file: str | None = None  # instead of rule and sparsity: a mask that `fedsieve mask` saved
     calibration_rounds: Repeats = 4
@@ -43,13 +44,6 @@ class MaskSettings(Settings):
         if type(sparsity) in (int, float) and 1 < sparsity < 100:
             raise ValueError(f"{sparsity} is no fraction below 1; did you mean {sparsity / 100:g}?")
         return sparsity
-
-    @field_validator("rule")
-    @classmethod
-    def _is_known(cls, rule: str) -> str:
-        if not RULES.accepts(rule):
-            raise ValueError(f"there is no rule '{rule}'; use {', '.join(RULES)}")
-        return rule
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "MaskSettings":

@@ -155,7 +155,8 @@ def named(registry: Registry) -> Any:
 
 
 def _unknown(registry: Registry) -> PydanticCustomError:
-    return PydanticCustomError("literal_error", "Input should be {expected}", {"expected": registry.names})
+    context = {"expected": registry.names, "is_part": True}
+    return PydanticCustomError("literal_error", "Input should be {expected}", context)
 
 
 @cache
