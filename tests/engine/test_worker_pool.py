@@ -18,11 +18,9 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from fedsieve.config.registry import Registry
 from fedsieve.config.schema import Experiment
-from fedsieve.config.settings import Settings
 from fedsieve.context import RunContext
 from fedsieve.engine import worker_pool as module
 from fedsieve.engine.channel import SharedBuffer
@@ -32,9 +30,7 @@ from fedsieve.engine.worker_pool import AHEAD, ATTEMPTS, WorkerPool
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
 from fedsieve.experiment.prepare import publish_phase
-from fedsieve.federate.aggregators import AGGREGATORS
-from fedsieve.federate.aggregators.mean import Mean
-from fedsieve.federate.types import Answer, Job, Update
+from fedsieve.federate.types import Answer, Job
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
 from fedsieve.runs.read import read_metrics
@@ -134,28 +130,33 @@ def test_three_workers_make_no_difference(experiment: Maker, tmp_path: Path, pat
     assert len({outcome(tmp_path / str(n), result) for n, result in zip((1, 2, 3), results, strict=True)}) == 1
 
 
-def test_updates_that_are_kept_stay_as_they_are(
-    experiment: Maker, tmp_path: Path, patient: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+LAST_FIRST = """
+import fedsieve
+from fedsieve.federate.aggregators.mean import Mean
+
+@fedsieve.aggregator
+class LastFirst(Mean):
+    needs_all = True
+
+    def __init__(self, settings, weights):
+        super().__init__(settings, weights)
+        self.kept = []
+
+    def add(self, update):
+        self.kept.append(update)
+
+    def finish(self):
+        for update in reversed(self.kept):
+            super().add(update)
+        return super().finish()
+"""
+
+
+def test_updates_that_are_kept_stay_as_they_are(experiment: Maker, tmp_path: Path, patient: list[int]) -> None:
     """An aggregator that needs all updates of a round gets the same ones from workers, whose memory is used again."""
-
-    class LastFirst(Mean):
-        needs_all = True
-
-        def __init__(self, settings: Settings, weights: Tensor) -> None:
-            super().__init__(settings, weights)
-            self.kept: list[Update] = []
-
-        def add(self, update: Update) -> None:
-            self.kept.append(update)
-
-        def finish(self) -> Tensor:
-            for update in reversed(self.kept):
-                super().add(update)
-            return super().finish()
-
-    monkeypatch.setitem(AGGREGATORS, "mean", LastFirst)
-    changes = [edit("rule: random"), "clients.fraction=1.0"]
+    plugin = tmp_path / "last_first.py"
+    plugin.write_text(LAST_FIRST, encoding="utf-8")
+    changes = [f"plugins=[{plugin}]", "phases.*.aggregate=last_first", edit("rule: random"), "clients.fraction=1.0"]
     one, two = (run(experiment(*changes, f"workers={n}"), tmp_path / str(n)) for n in (1, 2))
     assert len(patient) > 10 and one["model_sha256"] == two["model_sha256"]
 
