@@ -207,7 +207,10 @@ BAD = {
     "no sparsity": (lambda t, b: ["phases.1.mask={}"], ["give sparsity", "such as 0.9"]),
     "unknown rule": (
         lambda t, b: ["phases.1.mask={sparsity: 0.9, rule: least}"],
-        ["mask.rule is 'least'; use least_sensitive or", "least_sensitive, most_sensitive, smallest_magnitude, largest_magnitude, random"],
+        [
+            "mask.rule is 'least'; use least_sensitive or most_sensitive or ",
+            "or random, or name the plugin that has it",
+        ],
     ),
     "unknown kind of layer": (
         lambda t, b: ["phases.1.mask={sparsity: 0.9, only: [attn]}"],
