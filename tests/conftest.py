@@ -95,3 +95,11 @@ def fedsieve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return int(ended.value.code or 0), printed.out, printed.err
 
     return command
+
+
+@pytest.fixture
+def file(experiment: Callable[..., Experiment], tmp_path: Path) -> Path:
+    """The small experiment as a file."""
+    path = tmp_path / "small.yaml"
+    path.write_text(experiment().to_yaml())
+    return path

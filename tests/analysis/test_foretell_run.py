@@ -14,13 +14,6 @@ from listeners import interrupt
 Maker = Callable[..., Experiment]
 
 
-@pytest.fixture
-def file(experiment: Maker, tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(experiment().to_yaml())
-    return path
-
-
 def test_it_says_what_would_be_run_and_writes_nothing(fedsieve: Callable, file: Path) -> None:
     code, printed, _ = fedsieve("run", str(file), "--dry-run", "--seeds", "3")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]

@@ -26,13 +26,6 @@ from fedsieve.sieve.mask import Mask
 Maker = Callable[..., Experiment]
 
 
-@pytest.fixture
-def file(experiment: Maker, tmp_path: Path) -> Path:
-    path = tmp_path / "small.yaml"
-    path.write_text(experiment().to_yaml())
-    return path
-
-
 def test_run_evaluate_and_resume(fedsieve: Callable, file: Path) -> None:
     code, printed, _ = fedsieve("run", str(file), "phases.0.rounds=2")
     assert code == 0 and "written to runs/small" in printed and "head" in printed
