@@ -16,11 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedsieve import __version__
+from fedsieve.analysis.collection import read_run
+from fedsieve.analysis.report.overview import overview
 from fedsieve.config.schema import Experiment
 from fedsieve.federate.methods import METHODS
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.types import State
 from fedsieve.model.backbone import load_backbone
+from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.mask import Mask
 
 Maker = Callable[..., Experiment]
@@ -104,6 +107,19 @@ def test_what_a_run_says_of_its_clients(fedsieve: Callable, file: Path) -> None:
     code, printed, _ = fedsieve("run", str(file), "evaluate.clients=true", "clients.fail_rate=0.3", "--out", "run")
     assert code == 0 and "accuracy of clients: mean " in printed and ", worst tenth " in printed
     assert "warning: phase head, round " in printed and " was left out: " in printed
+
+
+def test_replies_that_were_left_out_are_told_with_the_result(fedsieve: Callable, file: Path) -> None:
+    """They change what a run means, and the warning of their round has scrolled away."""
+    code, printed, _ = fedsieve("run", str(file), "clients.norm_limit=1.001", "--out", "run")
+    lines = read_metrics(Path("run"))
+    (line, client, why), *others = [(line, *one) for line in lines for one in line["failed"].items()]
+    told = f"{1 + len(others)} replies were left out of their rounds (the first: client {client} in phase head, round "
+    assert code == 0 and others and f"{told}{line['round']}: {why})" in printed
+    assert f"run: {told}" in fedsieve("compare", "run")[2]
+    assert f"run: {told}" in overview([read_run(Path("run"))])["warnings"][0]
+    fedsieve("run", str(file), "clients.norm_limit=null", "--out", "whole")
+    assert "left out" not in "".join(map(str, fedsieve("compare", "whole")))
 
 
 def test_cache(fedsieve: Callable, file: Path) -> None:

@@ -61,3 +61,20 @@ def test_a_median_that_does_not_fit_into_memory(
     with pytest.raises(InputError, match=r"median holds all 3 updates of a round: .* use aggregate: mean"):
         run(settings, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("refresh", ["once", "round", "epoch"])
+def test_masks_that_are_the_same_for_every_client_are_named(refresh: str, experiment: Maker, tmp_path: Path) -> None:
+    """Magnitudes are those of the server's weights, except in a client's second epoch."""
+    found = {}
+    for scope in ("client", "server"):
+        listener, mask = Listener(), f"{{rule: largest_magnitude, sparsity: 0.7, refresh: {refresh}, scope: {scope}}}"
+        if (scope, refresh) == ("server", "epoch"):
+            mask = mask.replace("epoch", "round")
+        settings = experiment(f"phases.1.mask={mask}", "phases.1.local={epochs: 2, lr: 0.1}", "data.limit=100")
+        found[scope] = run(settings, tmp_path / scope, callback=listener)
+        told = [note for note in listener.notes if "all: largest_magnitude gives every client the same mask" in note]
+        assert bool(told) == (scope == "client" and refresh != "epoch")
+    is_same = found["client"]["model_sha256"] == found["server"]["model_sha256"]
+    assert is_same == (refresh != "epoch")
+    assert not is_same or found["client"]["bytes_up"] > found["server"]["bytes_up"]

@@ -177,6 +177,23 @@ def about_data(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
+def about_left_out(runs: Sequence[Run]) -> list[str]:
+    """A line about each run in which replies of clients could not be used: it learned from fewer than it says."""
+    return [f"{run.path}: {found}" for run in runs if (found := left_out(run.metrics))]
+
+
+def left_out(lines: Sequence[dict[str, Any]]) -> str | None:
+    """How many replies of clients were left out of their rounds, and why the first; None without any."""
+    found = [(line, client, why) for line in lines for client, why in line.get("failed", {}).items()]
+    if not found:
+        return None
+    line, client, why = found[0]
+    first = f"client {client} in phase {line['phase']}, round {line['round']}: {why}"
+    if len(found) == 1:
+        return f"1 reply was left out of its round ({first})"
+    return f"{len(found)} replies were left out of their rounds (the first: {first})"
+
+
 def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
     """A short name for each group: where its runs lie, below the folder that holds all of them, less the seed."""
     normal = os.path.normpath  # not resolve(): a link to an arm's runs has the arm's name

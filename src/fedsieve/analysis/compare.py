@@ -12,6 +12,7 @@ from typing import Any
 from fedsieve.analysis.collection import (
     Run,
     about_data,
+    about_left_out,
     differing,
     find_runs,
     grouped,
@@ -80,6 +81,7 @@ def compare(
     ]
     mixed = list(dict.fromkeys(key for group in groups for key in differing(group.runs)))
     warnings = [*problems, *repeats, *about_data(runs), *_about_by(by, runs), *_about_mixing(mixed)]
+    warnings += about_left_out(runs)
     first = _baseline(groups, keys, baseline)
     groups = _tested(groups, first, metric, mixed)
     worth = [key for key in worth_showing(runs) if key in keys]

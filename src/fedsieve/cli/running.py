@@ -34,7 +34,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in DIR where it was ended.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="End with a table of where the time went.")] = False,
     seeds: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Repeat it with N seeds, from its own on, into DIR/seed-….")
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Repeat it with N seeds, from its own on, each (if N > 1) into DIR/seed-…."
+        ),
     ] = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the input, and say what would be run and about how long.")
@@ -68,11 +71,13 @@ def run(
         replace_runs(settings, folder, yes)
     if seeds > 1:
         return run_seeds(settings, folder, seeds, resume, f"{experiment} from {seeds} seeds into {folder}")
+    from fedsieve.analysis.collection import left_out
     from fedsieve.analysis.estimate import Estimator
     from fedsieve.analysis.report.tables import result_table, spread_over_clients, times_table
     from fedsieve.engine.torch_setup import SYNCHRONIZE
     from fedsieve.experiment import run as run_experiment
     from fedsieve.observe.progress import ProgressBar
+    from fedsieve.runs.read import read_metrics
 
     if profile:
         os.environ[SYNCHRONIZE] = "1"
@@ -83,6 +88,8 @@ def run(
     terminal.print(result_table(result))
     if result.get("clients"):
         terminal.print(spread_over_clients(result["clients"]), soft_wrap=True)
+    if found := left_out(read_metrics(folder)):
+        terminal.print(found, soft_wrap=True)
     if profile and bar.times is not None:  # else the run was finished before
         terminal.print(times_table(bar.times, loaded))
     terminal.print(f"written to {folder}", soft_wrap=True)

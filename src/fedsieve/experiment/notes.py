@@ -4,6 +4,7 @@ import math
 import shutil
 from pathlib import Path
 
+from fedsieve.config.mask_settings import MaskSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.errors import InputError
@@ -32,11 +33,20 @@ def notes_on(experiment: Experiment, phase: Phase) -> list[str]:
         notes.append(f"phase {name}: zero_sum hides updates, not the losses by which clients are selected")
     if (each := kept_masks(phase)) and clients.count > 1:
         notes.append(f"phase {name}: each client's mask is kept and takes {_taken(each, clients.count)}")
+    if mask is not None and clients.count > 1 and sends_the_same(mask):
+        same = f"{mask.rule} gives every client the same mask"
+        notes.append(f"phase {name}: {same}; mask.scope: server gives the same model and sends fewer bytes")
     if experiment.compile and mask is not None and mask.unit != "weight":
         notes.append(f"phase {name}: compile changes nothing for training under masks of whole rows or tensors")
     if clients.zero_sum and mask is not None and mask.scope == "federated" and mask.looks_at_data:
         notes.append(f"phase {name}: zero_sum hides updates, not the scores with which clients calibrate the mask")
     return notes
+
+
+def sends_the_same(mask: MaskSettings) -> bool:
+    """Whether clients find the same mask by themselves, and send it back: it depends on the server's weights only."""
+    from_weights = mask.rule in ("smallest_magnitude", "largest_magnitude") and mask.refresh != "epoch"
+    return mask.scope == "client" and from_weights
 
 
 def check_room(experiment: Experiment, phases: list[Phase], folder: Path) -> None:

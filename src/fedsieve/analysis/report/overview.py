@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from fedsieve import __version__
-from fedsieve.analysis.collection import Run, about_data, differing, grouped, names_of, without_repeats, worth_showing
+from fedsieve.analysis.collection import (
+    Run,
+    about_data,
+    about_left_out,
+    differing,
+    grouped,
+    names_of,
+    without_repeats,
+    worth_showing,
+)
 from fedsieve.analysis.report.figures import Figure, figure, short
 from fedsieve.analysis.report.phase_gains import phase_gains
 from fedsieve.analysis.statistics import interval
@@ -44,7 +53,7 @@ def overview(runs: Sequence[Run], problems: Sequence[str] = (), title: str = "fe
     return {
         "title": title,
         "version": __version__,
-        "warnings": [*problems, *damaged, *repeats, *about_data(runs)],
+        "warnings": [*problems, *damaged, *repeats, *about_data(runs), *about_left_out(runs)],
         "groups": described,
         "splits": splits,
         "differing": keys,
