@@ -548,6 +548,43 @@ def test_both_themes_can_be_read(report: Path, opened: Callable[..., Any]) -> No
     assert min(ratio for _, ratio in page.evaluate(CONTRASTS, texts)) >= 4.5
 
 
+def test_the_same_map_is_drawn_once(changed: Callable, opened: Callable[..., Any]) -> None:
+    def more(data: dict[str, Any]) -> None:
+        sparse = next(group for group in data["groups"] if group["name"] == "sparse")
+        denser = [{**one, "rest": {**one["rest"], "all": 0.5}} for one in sparse["density"]]
+        data["groups"] += [{**sparse, "name": "twin"}, {**sparse, "name": "denser", "density": denser}]
+
+    page = opened(changed(more))
+    phase = page.locator("#masks figcaption .named").first.inner_text().removeprefix("sparse")
+    captions = [one.locator(".named").all_inner_texts() for one in page.locator("#masks figcaption").all()]
+    assert captions == [[f"sparse{phase}", f"twin{phase}"], [f"denser{phase}"]]
+
+
+def test_only_gains_with_an_interval_are_coloured(changed: Callable, opened: Callable[..., Any]) -> None:
+    def surely(data: dict[str, Any]) -> None:
+        for group in data["groups"]:
+            several = len(group["seeds"]) > 1
+            for phase in group["gains"]:
+                phase["val"]["gain"] = phase["test"]["gain"] = [0.2, 0.1, 2] if several else [0.2, None, 1]
+
+    page = opened(changed(surely))
+    coloured = page.locator("#gains td.better").all_inner_texts()
+    assert coloured and all(text == "+20.0 ± 10.0" for text in coloured)
+    assert page.locator("#gains td", has_text="+20.0").count() > len(coloured)
+
+
+def test_the_state_of_runs_has_a_column_only_if_it_tells_something(
+    changed: Callable, opened: Callable[..., Any]
+) -> None:
+    def finish(data: dict[str, Any]) -> None:
+        data["groups"] = [group for group in data["groups"] if group["finished"]]
+
+    assert opened(changed(lambda data: None)).locator("#results th").all_inner_texts()[-1] == "state"
+    page = opened(changed(finish))
+    assert page.locator("#results th").all_inner_texts()[-1] == "time"
+    assert {row.locator("td").count() for row in page.locator("#results tbody tr").all()} == {8}
+
+
 @pytest.mark.parametrize("width", [360, 768])
 def test_a_narrow_screen_never_scrolls_sideways(width: int, report: Path, opened: Callable[..., Any]) -> None:
     page = opened(report, width=width)
@@ -565,8 +602,7 @@ def test_many_groups_with_long_names_fit_a_phone(changed: Callable, opened: Call
 
     page = opened(changed(many), width=360)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    caption = page.locator("#holdings figcaption").bounding_box()
-    assert page.locator("#holdings figcaption .named").count() == 10 and caption["height"] < 10 * 80
+    assert page.locator("#holdings figcaption .named").all_inner_texts() == ["all runs"]
     cell = page.locator("#results tbody td").first.bounding_box()
     badge = page.locator("#results tbody td").first.locator(".badge").bounding_box()
     assert (
@@ -578,6 +614,8 @@ def test_many_groups_with_long_names_fit_a_phone(changed: Callable, opened: Call
     page.locator(".legend button").nth(3).evaluate("one => one.click()")
     for place, side in boxes.items():
         assert page.locator(place).evaluate(f"one => one.{side}") == 60
+    caption = page.locator("#holdings figcaption")  # of all but one
+    assert caption.locator(".named").count() == 9 and caption.bounding_box()["height"] < 9 * 80
 
 
 def test_charts_fit_anew_when_the_window_changes(report: Path, opened: Callable[..., Any]) -> None:

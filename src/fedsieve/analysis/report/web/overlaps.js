@@ -1,6 +1,7 @@
 // Curves that lie on each other for a while: those on top are dashed there, so that all of them are seen.
 
 const DASH = 7; // pixels
+const NAMED = 3; // curves at most in a sentence
 
 /**
  * Of each series, for every step from one of its points to the next: which series take the same step, as places in
@@ -61,5 +62,10 @@ function aboutOverlaps(series, range = null) {
   return all.length ? `Dashed where curves lie on each other: ${all.join("; ")}.` : null;
 }
 
-const listed = (names) => [names.slice(0, -1).join(", "), names.at(-1)].filter(Boolean).join(" and ");
+/** `a, b and c`, or `a, b and 7 others`. */
+function listed(names) {
+  const last = names.length > NAMED ? `${names.length - NAMED + 1} others` : names.at(-1);
+  return [names.slice(0, Math.min(names.length, NAMED) - 1).join(", "), last].filter(Boolean).join(" and ");
+}
+
 const inRounds = (parts) => `in rounds ${parts.map(([from, to]) => `${whole(from)} to ${whole(to)}`).join(", ")}`;

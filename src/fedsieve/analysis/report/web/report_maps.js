@@ -1,5 +1,16 @@
 // Of the page about runs: heat maps of masks and of who holds what, and how clients fare.
 
+/** The groups that a map is of: their names with their keys, or that all are meant. */
+function namesOf(groups, more = "") {
+  if (groups.length > 1 && groups.length === data.groups.length)
+    return element("span", { class: "named" }, `all runs${more}`);
+  return element(
+    "span",
+    { class: "several" },
+    groups.map((group) => named(group, `${group.name}${more}`)),
+  );
+}
+
 function density() {
   const masked = data.groups.flatMap((group) => group.density.map((one) => ({ group, ...one })));
   if (!masked.length)
@@ -13,28 +24,33 @@ function density() {
       ? Object.entries(one.blocks).map(([label, row]) => ({ label, cells: LAYERS.map((name) => row[name] ?? null) }))
       : Object.entries(one.rest).map(([label, value]) => ({ label, cells: [value] }));
   const most = Math.max(...masked.flatMap((one) => cellsOf(one).flatMap((row) => row.cells)), 0.001);
-  const figures = masked
-    .filter((one) => !state.hidden.has(one.group.name))
-    .map((one, k) => {
-      const hasBlocks = Object.keys(one.blocks).length > 0;
-      const rest = Object.entries(one.rest)
-        .filter(([, value]) => value !== null)
-        .map(([name, value]) => `${name} ${percent(value)}`);
-      const phase = data.groups.some((group) => group.phases.length > 1) ? `, phase ${one.phase}` : "";
-      return numberedMap(
-        `density-${one.group.order}-${k}`,
-        named(one.group, `${one.group.name}${phase}`),
-        cellsOf(one),
-        hasBlocks ? LAYERS : ["all"],
-        most,
-        {
-          label: `Density of masks of ${one.group.name}${phase}, by block and kind of layer`,
-          rowLabel: hasBlocks ? "block" : "layers",
-          format: (value) => (100 * value).toFixed(value >= 0.0995 ? 0 : 1),
-        },
-        hasBlocks && rest.length > 0 && `Outside of the blocks: ${rest.join(", ")}.`,
-      );
-    });
+  const alike = new Map(); // the same map, of how many groups it may be, is drawn once
+  for (const one of masked.filter((one) => !state.hidden.has(one.group.name))) {
+    const drawn = JSON.stringify([one.phase, one.blocks, one.rest]);
+    alike.set(drawn, [...(alike.get(drawn) ?? []), one]);
+  }
+  const figures = [...alike.values()].map((same, k) => {
+    const [one] = same,
+      groups = same.map((one) => one.group);
+    const hasBlocks = Object.keys(one.blocks).length > 0;
+    const rest = Object.entries(one.rest)
+      .filter(([, value]) => value !== null)
+      .map(([name, value]) => `${name} ${percent(value)}`);
+    const phase = data.groups.some((group) => group.phases.length > 1) ? `, phase ${one.phase}` : "";
+    return numberedMap(
+      `density-${one.group.order}-${k}`,
+      namesOf(groups, phase),
+      cellsOf(one),
+      hasBlocks ? LAYERS : ["all"],
+      most,
+      {
+        label: `Density of masks of ${listed(groups.map((group) => group.name))}${phase}, by block and kind of layer`,
+        rowLabel: hasBlocks ? "block" : "layers",
+        format: (value) => (100 * value).toFixed(value >= 0.0995 ? 0 : 1),
+      },
+      hasBlocks && rest.length > 0 && `Outside of the blocks: ${rest.join(", ")}.`,
+    );
+  });
   return section(
     "masks",
     "Where weights may change",
@@ -60,18 +76,13 @@ function holdings() {
         : `${plural(split.count, "client")}.`;
     const classes = held[0] === held.at(-1) ? "" : `${held[0]} to `;
     const about = `${more} A client holds ${classes}${plural(held.at(-1), "class")}.`;
-    const caption = element(
-      "span",
-      { class: "several" },
-      those.map((group) => named(group)),
-    );
     const tell = (client, label, count) => [
       element("b", {}, `client ${client}`),
       element("div", {}, `${split.classes[label]}: ${plural(count, "sample")}`),
     ];
     return denseMap(
       `split-${place}`,
-      caption,
+      namesOf(those),
       counts,
       {
         label: `Samples by client and class. ${about}`,

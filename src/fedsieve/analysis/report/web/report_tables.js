@@ -52,6 +52,7 @@ function headline() {
     "sent up": ["bytes_up", meanOnly(bytes)],
     time: ["seconds", meanOnly(duration)],
   };
+  const areFinished = data.groups.every((group) => group.finished);
   const row = (group) =>
     element(
       "tr",
@@ -59,15 +60,17 @@ function headline() {
       element("td", {}, named(group), !group.finished && element("span", { class: "badge narrow" }, group.state)),
       element("td", {}, group.seeds.length),
       Object.values(columns).map(([name, show]) => cell((group.latest ?? group.figures)[name], show, group.latest)),
-      element("td", { class: "text" }, group.finished ? "finished" : element("span", { class: "badge" }, group.state)),
+      areFinished
+        ? null
+        : element("td", { class: "text" }, group.finished ? "finished" : element("span", { class: "badge" }, group.state)),
     );
-  const names = ["run", "seeds", ...Object.keys(columns), "state"];
+  const names = ["run", "seeds", ...Object.keys(columns), ...(areFinished ? [] : ["state"])];
   const latest = data.groups.some((group) => group.latest) ? " Figures in italics are the latest of unfinished runs." : "";
   return section(
     "results",
     "Results",
     `Means over seeds of finished runs; bytes from clients to server and time are those of one run.${latest}`,
-    table("Table of results", names, data.groups.map(row), { texts: [names.length - 1] }),
+    table("Table of results", names, data.groups.map(row), { texts: areFinished ? [] : [names.length - 1] }),
   );
 }
 
@@ -76,7 +79,7 @@ function gains() {
   const there = shown().filter((group) => group.gains.length);
   if (!there.some((group) => group.gains.length > 1)) return null;
   const scores = ["val", "test"];
-  const isDoubtful = ([mean, margin]) => mean === 0 || (margin !== null && Math.abs(mean) <= margin);
+  const isDoubtful = ([mean, margin]) => margin === null || Math.abs(mean) <= margin; // one seed has no interval
   const gain = (figure) =>
     element(
       "td",
