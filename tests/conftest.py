@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from fedsieve.cli import main
 from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.config.schema import Experiment
+from fedsieve.engine import worker_pool
+from fedsieve.engine.worker_pool import Worker, WorkerPool
 from fedsieve.model.vit import ViT, ViTShape, initialize
 
 settings.register_profile("fedsieve", deadline=None, max_examples=50)
@@ -79,6 +81,27 @@ phases:
     local: {{steps: 3, batch_size: 16, lr: 0.005}}
 """
     return lambda *overrides: parse_experiment(text, "test.yaml", overrides)
+
+
+@pytest.fixture
+def by_workers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """All jobs are done by workers, also those of runs that would be over before these have started; what they do."""
+    made, heard, done = WorkerPool.__init__, WorkerPool._hear, list[str]()
+
+    def wait_first(self: WorkerPool, *arguments: object) -> None:
+        made(self, *arguments)
+        self.wait()
+        assert len({worker.pid for worker in self.workers}) == self.size
+
+    def count(self: WorkerPool, worker: Worker) -> None:
+        if worker.ticket is not None:
+            done.append(worker.ticket.job.do)
+        heard(self, worker)
+
+    monkeypatch.setattr(WorkerPool, "__init__", wait_first)
+    monkeypatch.setattr(WorkerPool, "_hear", count)
+    monkeypatch.setattr(worker_pool, "TINY", 0.0)
+    return done
 
 
 @pytest.fixture

@@ -40,26 +40,6 @@ from listeners import Listener
 Maker = Callable[..., Experiment]
 
 
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """All jobs are done by workers, also those of short runs; the list counts them."""
-    made, heard, done = WorkerPool.__init__, WorkerPool._hear, []
-
-    def wait_first(self: WorkerPool, *arguments: object) -> None:
-        made(self, *arguments)
-        self.wait()
-        assert len({worker.pid for worker in self.workers}) == self.size
-
-    def count(self: WorkerPool, worker: object) -> None:
-        done.extend([1] * (worker.ticket is not None))
-        heard(self, worker)
-
-    monkeypatch.setattr(WorkerPool, "__init__", wait_first)
-    monkeypatch.setattr(WorkerPool, "_hear", count)
-    monkeypatch.setattr(module, "TINY", 0.0)
-    return done
-
-
 def edit(mask: str, local: str = "epochs: 1, batch_size: 16, lr: 0.02", more: str = "") -> str:
     mask = f"sparsity: 0.8, calibration_rounds: 2, fisher: {{samples: 20}}, {mask}"
     head = "{name: head, train: head, rounds: 1, local: {epochs: 1, batch_size: 16, lr: 0.05}}"
@@ -112,19 +92,19 @@ def outcome(folder: Path, result: dict) -> tuple:
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
 def test_two_workers_make_no_difference(
-    changes: list[str], experiment: Maker, tmp_path: Path, patient: list[int]
+    changes: list[str], experiment: Maker, tmp_path: Path, by_workers: list[str]
 ) -> None:
     alone, together = Listener(), Listener()
     one = run(experiment(*changes, "workers=1"), tmp_path / "one", callback=alone)
-    assert not patient
+    assert not by_workers
     two = run(experiment(*changes, "workers=2"), tmp_path / "two", callback=together)
-    assert len(patient) > 10
+    assert len(by_workers) > 10
     assert outcome(tmp_path / "one", one) == outcome(tmp_path / "two", two)
     assert sorted(alone.notes) == sorted(together.notes)
     assert alone.warnings == together.warnings
 
 
-def test_three_workers_make_no_difference(experiment: Maker, tmp_path: Path, patient: list[int]) -> None:
+def test_three_workers_make_no_difference(experiment: Maker, tmp_path: Path, by_workers: list[str]) -> None:
     changes = [edit("scope: federated"), "clients.fraction=1.0"]
     results = [run(experiment(*changes, f"workers={n}"), tmp_path / str(n)) for n in (1, 2, 3)]
     assert len({outcome(tmp_path / str(n), result) for n, result in zip((1, 2, 3), results, strict=True)}) == 1
@@ -152,13 +132,13 @@ class LastFirst(Mean):
 """
 
 
-def test_updates_that_are_kept_stay_as_they_are(experiment: Maker, tmp_path: Path, patient: list[int]) -> None:
+def test_updates_that_are_kept_stay_as_they_are(experiment: Maker, tmp_path: Path, by_workers: list[str]) -> None:
     """An aggregator that needs all updates of a round gets the same ones from workers, whose memory is used again."""
     plugin = tmp_path / "last_first.py"
     plugin.write_text(LAST_FIRST, encoding="utf-8")
     changes = [f"plugins=[{plugin}]", "phases.*.aggregate=last_first", edit("rule: random"), "clients.fraction=1.0"]
     one, two = (run(experiment(*changes, f"workers={n}"), tmp_path / str(n)) for n in (1, 2))
-    assert len(patient) > 10 and one["model_sha256"] == two["model_sha256"]
+    assert len(by_workers) > 10 and one["model_sha256"] == two["model_sha256"]
 
 
 def test_workers_that_load_other_weights_are_sent_away(
@@ -250,7 +230,7 @@ def busy(pool: WorkerPool) -> list[int]:
 
 @pytest.mark.parametrize("victim", ["one worker", "all workers", "the fork server"])
 def test_killed_in_the_midst_of_a_round(
-    victim: str, experiment: Maker, tmp_path: Path, patient: list[int], killing: Callable
+    victim: str, experiment: Maker, tmp_path: Path, by_workers: list[str], killing: Callable
 ) -> None:
     changes = [edit("scope: client", more=", optimizer_state: carry"), "clients.fraction=1.0"]
     expected = run(experiment(*changes, "workers=1"), tmp_path / "expected")
@@ -274,7 +254,7 @@ def test_killed_in_the_midst_of_a_round(
 
 
 def test_a_job_that_kills_whoever_does_it(
-    experiment: Maker, tmp_path: Path, patient: list[int], killing: Callable
+    experiment: Maker, tmp_path: Path, by_workers: list[str], killing: Callable
 ) -> None:
     killing(lambda pool, times: busy(pool))
     with pytest.raises(RunError, match=f"{ATTEMPTS} worker processes died at the same job"):
@@ -284,7 +264,12 @@ def test_a_job_that_kills_whoever_does_it(
 
 @pytest.mark.parametrize("left", [1, 0])
 def test_workers_that_cannot_be_replaced(
-    left: int, experiment: Maker, tmp_path: Path, patient: list[int], killing: Callable, monkeypatch: pytest.MonkeyPatch
+    left: int,
+    experiment: Maker,
+    tmp_path: Path,
+    by_workers: list[str],
+    killing: Callable,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those who are left go on, even in the midst of a job; without any the main process does."""
     changes = [edit("scope: client"), "clients.fraction=1.0"]
@@ -329,7 +314,7 @@ def test_workers_that_cannot_start(experiment: Maker, tmp_path: Path, monkeypatc
 
 
 def test_clients_that_fail_in_workers_end_the_run_with_advice(
-    experiment: Maker, tmp_path: Path, patient: list[int]
+    experiment: Maker, tmp_path: Path, by_workers: list[str]
 ) -> None:
     with pytest.raises(RunError, match=r"the loss became|fewer than clients.minimum"):
         run(experiment("workers=2", "phases.0.local.lr=1e30", "phases.0.local.epochs=9"), tmp_path / "run")
@@ -339,7 +324,7 @@ def test_clients_that_fail_in_workers_end_the_run_with_advice(
 
 
 @pytest.fixture
-def pool(experiment: Maker, tmp_path: Path, patient: list[int]) -> Iterator[WorkerPool]:
+def pool(experiment: Maker, tmp_path: Path, by_workers: list[str]) -> Iterator[WorkerPool]:
     settings = experiment("workers=2").resolved()
     context = RunContext(settings, Callback())
     phases = plan(settings, context)
@@ -375,28 +360,28 @@ def test_no_more_memory_than_the_window(pool: WorkerPool) -> None:
     assert 1 <= len(seen) <= AHEAD * pool.size
 
 
-def test_tiny_jobs_are_done_here(pool: WorkerPool, patient: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_jobs_are_done_here(pool: WorkerPool, by_workers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [Job("outputs", {"phase": 0, "part": "train", "depth": 4, "first": 0}, b"")] * 10
     there = [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)]
-    assert len(patient) == 10
+    assert len(by_workers) == 10
     monkeypatch.setattr(module, "TINY", 1e9)
     assert [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)] == there
-    assert len(patient) == 10
+    assert len(by_workers) == 10
     # The jobs of a new phase may take longer.
     publish_phase(pool, pool.runtime.phases[0], pool.context.model.vector.clone())
     list(pool.map(jobs))
-    assert len(patient) == 20
+    assert len(by_workers) == 20
 
 
 def test_light_jobs_are_done_here_until_they_turn_out_to_be_heavy(
-    pool: WorkerPool, patient: list[int], monkeypatch: pytest.MonkeyPatch
+    pool: WorkerPool, by_workers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [Job("outputs", {"phase": 0, "part": "train", "depth": 4, "first": 0}, b"", is_light=True)] * 10
     monkeypatch.setattr(module, "TINY", 1e-9)
     here = [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)]
-    assert not patient
+    assert not by_workers
     assert [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)] == here
-    assert len(patient) == 10
+    assert len(by_workers) == 10
 
 
 def test_who_is_asked_in_the_midst_of_a_job_does_it_alone(pool: WorkerPool) -> None:

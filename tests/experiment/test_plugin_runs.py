@@ -11,7 +11,6 @@ from fedsieve.analysis.report.watch import serving
 from fedsieve.config.decorators import KINDS
 from fedsieve.config.experiment_file import load_experiment
 from fedsieve.config.schema import Experiment
-from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.errors import InputError
 from fedsieve.experiment import evaluate_run, run
 from fedsieve.runs.read import read_metrics
@@ -68,23 +67,13 @@ RULE = "import fedsieve\n\n@fedsieve.rule\ndef mine(evidence):\n    return evide
 BY_RULE = ["phases.1.mask={rule: mine, sparsity: 0.5}", "phases.0.rounds=1"]
 
 
-def test_the_same_model_with_two_workers(
-    file: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, pools = WorkerPool.__init__, []
-
-    def wait_first(self: WorkerPool, *arguments: object) -> None:
-        made(self, *arguments)
-        self.wait()
-        pools.append(len(self.workers))
-
-    monkeypatch.setattr(WorkerPool, "__init__", wait_first)
+def test_the_same_model_with_two_workers(file: Callable[..., str], tmp_path: Path, by_workers: list[str]) -> None:
     settings, listener = load_experiment(file(EVERYTHING, *CHANGES)), Listener()
     results = {}
     for workers in (1, 2):
         one = settings.model_copy(update={"workers": workers})
         results[workers] = run(one, tmp_path / str(workers), callback=listener)
-    assert pools == [2] and not any("one process" in note or "could not" in note for note in listener.notes)
+    assert "train" in by_workers and not any("one process" in note or "could not" in note for note in listener.notes)
     assert results[1]["model_sha256"] == results[2]["model_sha256"]
     assert results[1]["test_accuracy"] > 0.3
     held = json.loads((tmp_path / "2" / "split.json").read_text(encoding="utf-8"))["clients"]
