@@ -79,12 +79,17 @@ class Cell:
     def chosen(self) -> str:
         """What the search chose for what is measured; nothing for what came before it."""
         chosen = self.arm["chosen"] if self.is_last else None
-        return ", ".join(str(value) for value in (chosen or {}).values())
+        return ", ".join(f"{short_name(key)} {value}" for key, value in (chosen or {}).items())
 
     def mean_of(self, key: str, seeds: set[str] | None = None) -> float:
         """Over all its seeds, or over these."""
         values = [run[key] for seed, run in self.arm["seeds"].items() if seeds is None or seed in seeds]
         return sum(values) / len(values)
+
+
+def short_name(key: str) -> str:
+    """Of a setting that was searched: `lr`, `server lr`, `mu`."""
+    return ("server " if "server_optimizer" in key else "") + key.rpartition(".")[2]
 
 
 @cache
@@ -171,7 +176,7 @@ def accuracy_table(study: Study) -> list[str]:
     def text(cell: Cell | None) -> str:
         if cell is None:
             return "–"
-        return with_margin(interval(list(cell.accuracies.values()))) + (f" (lr {cell.chosen})" if cell.chosen else "")
+        return with_margin(interval(list(cell.accuracies.values()))) + (f" ({cell.chosen})" if cell.chosen else "")
 
     rows = [[row, *(text(study.cell(row, column)) for column in study.columns)] for row in study.rows]
     return table(["test accuracy, %", *study.columns], rows)
