@@ -46,13 +46,11 @@ CHOICES: dict[str, dict[str, Settings]] = {  # what each name changes in the pha
     },
     "mask": {
         "none": {},
-        "own, once": {"mask": {**RANDOM, "dense": ["head"]}},
+        "own, once": {"mask": {**SENSITIVE, "dense": ["head"]}},
         "own, each round": {"mask": {**RANDOM, "refresh": "round"}},
         "own, each epoch": {"mask": {**RANDOM, "refresh": "epoch", "momentum": "carry"}},
         "own, leaking": {"mask": {**RANDOM, "refresh": "round", "momentum": "leak"}},
-        "federated": {
-            "mask": {"sparsity": 0.7, "calibration_rounds": 1, "fisher": {"samples": 4}, "scope": "federated"}
-        },
+        "federated": {"mask": {**SENSITIVE, "scope": "federated"}},
         "server, rows": {"mask": {"sparsity": 0.7, "rule": "largest_magnitude", "unit": "row", "scope": "server"}},
         "server, tensors, each round": {"mask": {**RANDOM, "unit": "tensor", "refresh": "round", "scope": "server"}},
     },

@@ -12,9 +12,8 @@ from fedsieve.config.phase_settings import PhaseSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.errors import InputError
-from fedsieve.federate.checked_parts import aggregator_of, server_optimizer_of
+from fedsieve.federate.checked_parts import aggregator_of, method_of, server_optimizer_of
 from fedsieve.federate.mask_source import MaskFiles, MaskSource, origin_of
-from fedsieve.federate.methods import METHODS
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.methods.ridge import Ridge
 from fedsieve.federate.transport import Transport
@@ -62,8 +61,7 @@ def plan(experiment: Experiment, context: RunContext) -> list[Phase]:
             scope = model.scope(settings.train, mask.only, mask.dense) if mask else model.scope(settings.train)
         except InputError as error:
             raise InputError(f"phases.{number}.mask.{error}") from None
-        method, own = METHODS.chosen(settings.method)
-        method = method(own, scope, *how_to_combine(settings))
+        method = method_of(settings.method, scope, *how_to_combine(settings))
         phases.append(Phase(len(phases), settings, scope, method, clients.per_round, altered(scope, phases)))
     return phases
 

@@ -10,10 +10,10 @@ from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
-from fedsieve.experiment.notes import held_in_memory, remembered
+from fedsieve.experiment.notes import check_room, held_in_memory, kept_masks, remembered
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
-from listeners import Listener
+from listeners import Listener, interrupt
 
 Maker = Callable[..., Experiment]
 SCAFFOLD = ("phases.1.method=scaffold", "phases.1.local.momentum=0.0")
@@ -45,6 +45,31 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_written(
     with pytest.raises(InputError, match=r"phase all: what clients remember takes .*, and there are 1\.0 kB free at"):
         run(experiment(*SCAFFOLD), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_run_has_written_counts_as_room_when_it_is_resumed(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks of both phases, which stay for the whole run, and states of the second."""
+    mask = "{sparsity: 0.5, rule: smallest_magnitude}"
+    settings = experiment(*SCAFFOLD, f"phases.*.mask={mask}", "clients.fraction=1.0").resolved()
+    with pytest.raises(KeyboardInterrupt):
+        run(settings, tmp_path / "run", callback=interrupt(4))
+    phases = plan(settings, RunContext(settings, Callback()))
+    starts = sum(4 * phase.scope.size for phase in phases)
+    needed = starts + 6 * sum(map(kept_masks, phases)) + (6 + 3 * 6) * remembered(settings, phases[1])
+    masks, states = (
+        [file.stat().st_size for file in (tmp_path / "run").glob(f"{kept}/*/*")] for kept in ("masks", "clients")
+    )
+    assert len(masks) == 2 * (6 + 1) and 0 <= sum(masks) - starts - 6 * sum(map(kept_masks, phases)) < 1000 * len(masks)
+    written = sum(masks) + sum(states)
+    for free, fits in ((needed - written - 1, False), (needed - written, True)):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: SimpleNamespace(free=free))
+        if fits:
+            check_room(settings, phases, tmp_path / "run")
+            continue
+        with pytest.raises(InputError, match="phase all: what clients remember takes up to"):
+            check_room(settings, phases, tmp_path / "run")
 
 
 def test_a_median_that_does_not_fit_into_memory(

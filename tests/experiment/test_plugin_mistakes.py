@@ -29,7 +29,7 @@ BY_RULE = ["phases.1.mask={rule: mine, sparsity: 0.5}", "phases.0.rounds=1"]
         ("evidence.gradients()", r"rule mine looks at gradients; declare it: @fedsieve.rule\(looks_at='gradients'\)"),
         ("evidence.weights[:3]", r"rule mine gives a tensor of shape \[3\]; expected one score for each of"),
         ("3", "rule mine gives int; expected one score for each of"),
-        ("evidence.weights / 0", "the scores of .* are not finite"),
+        ("evidence.weights / 0", "rule mine gives scores that are not finite"),
         ("evidence.weights * 0", "rule mine gives every weight the same score"),
         (
             "evidence.gradient()",
@@ -184,6 +184,81 @@ class Mine(FedAvg):
 """
 
 
+FOLDING = """
+from fedsieve.federate.methods.fedavg import FedAvg
+
+@fedsieve.method
+class Mine(FedAvg):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("def start(self, weights, preparation): ...", "start gives NoneType; expected a dict of tensors"),
+        ("def send(self, server): return {'x': server['x']}", r"line 8: KeyError: 'x'"),
+        (
+            "def send(self, server): return {'x': torch.ones(3)}",
+            r"send gives a dict with x \[3\]; its extras are nothing",
+        ),
+        (
+            "def fold(self, w, updates, server): return super().fold(w, updates, server)[0]",
+            "fold gives a tensor of shape",
+        ),
+        (
+            "def fold(self, w, updates, server): return super().fold(w, updates, server)[0][:5], server",
+            r"fold gives a tuple \(a tensor of shape \[5\], a dict with nothing\); expected [\d,]+ new weights and a dict",
+        ),
+        ("def fold(self, w, updates, server): return w, server", "fold returns before it has read all updates"),
+        ("def fold(self, w, updates, server): return w, next(updates) and server", "fold returns before"),
+        ("def train(self, task, mine): ...", "train gives NoneType; expected an update, and a dict of tensors"),
+        ("def train(self, task, mine): return super().train(task, mine)[0]", "train gives Update; expected"),
+        (
+            "def train(self, task, mine): return super().train(task, mine)[0], {'n': 1}",
+            r"train gives a tuple \(Update, a",
+        ),
+        (
+            "replies = {'delta': 3}",
+            r"train gives an update with a dict with delta \[\d+\]; its replies are delta \(3 numbers\)",
+        ),
+        (
+            "reports = frozenset({'norm'})",
+            "train gives an update with the metrics train_loss, drift; expected numbers for drift, norm, train_loss",
+        ),
+        (
+            "def train(self, task, mine):\n        update, mine = super().train(task, mine)\n"
+            "        update.vectors['delta'] = update.vectors['delta'].double()\n        return update, mine",
+            "train gives an update whose delta is torch.float64; expected torch.float32",
+        ),
+    ],
+)
+def test_what_a_method_may_do_wrong(code: str, said: str, file: Callable[..., str], tmp_path: Path) -> None:
+    settings = load_experiment(file(f"import fedsieve\nimport torch\n{FOLDING.format(code)}", "phases.*.method=mine"))
+    with pytest.raises(RunError, match=f"method mine: {said}" if "line" not in said else said) as raised:
+        run(settings, tmp_path / "run")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("text", "key", "said"),
+    [
+        (FOLDING.format("def train(self, task, mine):\n        return task.data.client % 2 or super().train(task, mine)"),
+         "phases.1.method=mine", "method mine: train gives int"),
+        (RULE.replace("weights.abs()", "weights.abs() / (evidence.client % 2)"), "phases.1.mask.rule=mine",
+         "rule mine gives scores that are not finite"),
+        (SCHEDULE.format("float('nan') if done else 1.0"), "phases.1.local.schedule=mine", "schedule mine gives nan"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_at_some_clients_ends_the_run(
+    text: str, key: str, said: str, workers: int, file: Callable[..., str], tmp_path: Path
+) -> None:
+    changes = ("phases.1.mask={rule: random, sparsity: 0.5}", key, "clients.fraction=1.0", f"workers={workers}")
+    with pytest.raises(RunError, match=said):
+        run(load_experiment(file(f"import fedsieve\n{text}", *changes)), tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("text", "key", "code", "said"),
     [
@@ -223,6 +298,12 @@ class Mine(FedAvg):
             "schedule mine gives Tensor; expected a finite number",
         ),
         (SCHEDULE, "phases.*.local.schedule", "float('nan')", "schedule mine gives nan; expected a finite number"),
+        (
+            SCHEDULE,
+            "phases.*.local.schedule",
+            "-0.5",
+            "schedule mine gives -0.5; expected a finite number of at least 0",
+        ),
         (
             METHOD,
             "phases.*.method",

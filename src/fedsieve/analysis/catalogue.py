@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from fedsieve.config.decorators import CALLBACKS
 from fedsieve.config.refusals import ZERO_SUM_REFUSES, Refusal, refusals_of
 from fedsieve.config.registry import Registry, settings_class
 from fedsieve.config.schema import SLOTS
@@ -51,7 +52,8 @@ def catalogue() -> dict[str, list[Part]]:
     parts = {key: [Part.of(name, registry[name]) for name in registry] for key, registry in slots.items()}
     about = "The server learns the sum of the updates, and no single one"
     hidden = Part("zero_sum", about, "Bonawitz et al., CCS 2017", {}, [_described(one) for one in ZERO_SUM_REFUSES])
-    return {**parts, "clients.secure": [hidden]}
+    callbacks = [Part.of(name, part) for name, part in CALLBACKS.items()]  # only users have any
+    return {**parts, "clients.secure": [hidden], **({"callbacks": callbacks} if callbacks else {})}
 
 
 def _described(refusal: Refusal) -> str:

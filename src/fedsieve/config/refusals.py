@@ -61,8 +61,10 @@ CARRIES = Refusal(
 
 def refusals_of(part: object) -> tuple[Refusal, ...]:
     """All combinations that a part is refused in: its own, and those that follow from its attributes."""
+    is_aggregator = hasattr(part, "finish")
     general = [
-        (NEEDS_SINGLE_UPDATES, getattr(part, "needs_all", False)),
+        # Said by the class itself: what derives from the mean may look at single updates all the same.
+        (NEEDS_SINGLE_UPDATES, is_aggregator and not vars(part).get("takes_averages", False)),
         (SENDS_MORE, not getattr(part, "is_hidden_by_sums", True)),
         (CARRIES, not getattr(part, "carries", True)),
     ]

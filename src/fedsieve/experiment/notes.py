@@ -51,6 +51,7 @@ def sends_the_same(mask: MaskSettings) -> bool:
 
 def check_room(experiment: Experiment, phases: list[Phase], folder: Path) -> None:
     """InputError if what a phase keeps fits neither the disk nor, for some aggregators, the memory."""
+    masks, count = 0, experiment.clients.count
     for phase in phases:
         name = phase.settings.name
         must_fit(
@@ -58,15 +59,17 @@ def check_room(experiment: Experiment, phases: list[Phase], folder: Path) -> Non
             f"phase {name}: {option(phase.settings.aggregate)} holds all {phase.per_round} updates of a round",
             "use aggregate: mean, a smaller clients.fraction, or a mask with more sparsity",
         )
-        count = experiment.clients.count
-        needed = remembered(experiment, phase) * versions_kept(phase, count) + kept_masks(phase) * count
+        masks += kept_masks(phase) * taking_part(phase, count)  # until the end of the run
+        if phase.settings.mask is not None and phase.settings.mask.needs_start:
+            masks += 4 * phase.scope.size
+        needed = remembered(experiment, phase) * versions_kept(phase, count) + masks
         must_fit_on_disk(needed, folder, f"phase {name}: what clients remember takes up to")
 
 
 def must_fit_on_disk(needed: int, folder: Path, what: str) -> None:
     """InputError if a disk has less room than is needed, counting what this run has written already."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    written = sum(file.stat().st_size for file in folder.glob("clients/*/*"))
+    written = sum(file.stat().st_size for kept in ("clients/*/*", "masks/*/*") for file in folder.glob(kept))
     if needed > (free := shutil.disk_usage(there).free + written):
         more = f"{size(needed)}, and there are {size(free)} free at {there}"
         raise InputError(f"{what} {more}; make room, use another --out, or fewer clients")
@@ -77,8 +80,12 @@ def versions_kept(phase: Phase, clients: int) -> int:
 
     Two checkpoints and the weights since the newer one each need their own; a round under way adds another.
     """
-    taking_part = math.ceil(clients * (1 - (1 - phase.per_round / clients) ** phase.settings.rounds))  # as expected
-    return taking_part + 3 * phase.per_round
+    return taking_part(phase, clients) + 3 * phase.per_round
+
+
+def taking_part(phase: Phase, clients: int) -> int:
+    """How many clients are expected to take part in a phase."""
+    return math.ceil(clients * (1 - (1 - phase.per_round / clients) ** phase.settings.rounds))
 
 
 def remembered(experiment: Experiment, phase: Phase) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.config.local_settings import LocalSettings
-from fedsieve.errors import RunError
+from fedsieve.errors import PartError
 from fedsieve.federate.schedule import SCHEDULES
 from fedsieve.randomness import torch_generator
 
@@ -43,7 +43,7 @@ def learning_rate(local: LocalSettings, round: int, rounds: int, done: float) ->
     """The learning rate in a round of a phase, when a share `done` of the local steps is done."""
     factor = SCHEDULES[local.schedule]((round - 1 + done) / rounds)
     is_number = isinstance(factor, Real)
-    if not is_number or not math.isfinite(factor):
+    if not is_number or not 0 <= factor < math.inf:
         found = factor if is_number else type(factor).__name__
-        raise RunError(f"schedule {local.schedule} gives {found}; expected a finite number, as float")
+        raise PartError(f"schedule {local.schedule} gives {found}; expected a finite number of at least 0, as float")
     return local.lr * factor

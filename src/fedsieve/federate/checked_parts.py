@@ -3,21 +3,33 @@
 Parts that come with fedsieve are used as they are.
 """
 
-from collections.abc import Callable, Sequence
-from numbers import Integral
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedsieve.config.registry import Registry, settings_of
 from fedsieve.config.settings import option
-from fedsieve.errors import RunError
+from fedsieve.errors import PartError, RunError
 from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.methods import METHODS
+from fedsieve.federate.methods.fedavg import FedAvg
+from fedsieve.federate.preparation import Preparation
 from fedsieve.federate.selection import SELECTIONS
 from fedsieve.federate.selection.uniform import Uniform
 from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
-from fedsieve.federate.types import Aggregator, ServerOptimizer, State
+from fedsieve.federate.types import Aggregator, ServerOptimizer, State, Task, Update
+from fedsieve.model.flat import Scope
+
+
+def method_of(
+    setting: Any, scope: Scope, aggregator: Callable[[Tensor], Aggregator], optimizer: ServerOptimizer
+) -> FedAvg:
+    part, own = METHODS.chosen(setting)
+    return _checked(METHODS, setting, part, _method)(own, scope, aggregator, optimizer)
 
 
 def aggregator_of(setting: Any) -> Callable[[Tensor], Aggregator]:
@@ -40,6 +52,71 @@ def selection_of(setting: Any, sizes: np.ndarray, per_round: int) -> Uniform:
 def _checked(registry: Registry, setting: Any, part: Any, checks: Callable[[str, Any], Any]) -> Any:
     name = option(setting)
     return part if registry.is_own(name) else checks(name, part)
+
+
+def _method(name: str, part: Any) -> Any:
+    class Checked(part):
+        def start(self, weights: Tensor, preparation: Preparation) -> State:
+            found = super().start(weights, preparation)
+            if not _is_state(found):
+                raise PartError(f"method {name}: start gives {_described(found)}; expected a dict of tensors")
+            return found
+
+        def send(self, server: State) -> dict[str, Tensor]:
+            found = super().send(server)
+            if not _is_state(found) or {key: list(one.shape) for key, one in found.items()} != _vectors(self.extras):
+                expected = _listed(self.extras) or "nothing"
+                raise PartError(f"method {name}: send gives {_described(found)}; its extras are {expected}")
+            return found
+
+        def train(self, task: Task, mine: State) -> tuple[Update, State]:
+            found = super().train(task, mine)
+            if not _is_pair(found) or not isinstance(found[0], Update) or not _is_state(found[1]):
+                expected = "an update, and a dict of tensors that the client remembers"
+                raise PartError(f"method {name}: train gives {_described(found)}; expected {expected}")
+            if wrong := _wrong_in(found[0], self, task):
+                raise PartError(f"method {name}: train gives an update {wrong}")
+            return found
+
+        def fold(self, weights: Tensor, updates: Iterator[Update], server: State) -> tuple[Tensor, State]:
+            is_read = False
+
+            def read() -> Iterator[Update]:
+                nonlocal is_read
+                yield from updates
+                is_read = True
+
+            found = super().fold(weights, read(), server)
+            if not _is_pair(found) or _shape(found[0]) != weights.shape or not _is_state(found[1]):
+                expected = f"{len(weights):,} new weights and a dict of tensors that the server remembers"
+                raise PartError(f"method {name}: fold gives {_described(found)}; expected {expected}")
+            if not is_read:
+                raise PartError(
+                    f"method {name}: fold returns before it has read all updates; expected a loop over them"
+                )
+            return found[0].to(weights), found[1]
+
+    return Checked
+
+
+def _wrong_in(update: Update, method: FedAvg, task: Task) -> str | None:
+    """How an update differs from what the method's `replies`, `reports` and `masked` say."""
+    lengths, mask = dict(method.replies), update.mask
+    if mask is not None:  # of what is under it, only active weights are sent
+        lengths |= {key: lengths[key] - mask.size + mask.active for key in method.masked & lengths.keys()}
+    if not _is_state(update.vectors) or {one: list(v.shape) for one, v in update.vectors.items()} != _vectors(lengths):
+        return f"with {_described(update.vectors)}; its replies are {_listed(lengths)}"
+    kind = torch.float32 if "delta" in lengths else torch.float64
+    if others := [key for key, one in update.vectors.items() if one.dtype != kind]:
+        return f"whose {others[0]} is {update.vectors[others[0]].dtype}; expected {kind}"
+    if "delta" not in lengths:
+        return None
+    metrics = {"train_loss", "drift", *(["density"] if task.setup.masks is not None else []), *method.reports}
+    if update.metrics.keys() != metrics or not all(isinstance(one, Real) for one in update.metrics.values()):
+        return (
+            f"with the metrics {', '.join(update.metrics) or 'none'}; expected numbers for {', '.join(sorted(metrics))}"
+        )
+    return None
 
 
 def _aggregator(name: str, part: Any) -> Any:
@@ -121,6 +198,22 @@ def _clients(name: str, function: str, found: Any, possible: Any) -> list[int]:
     return clients
 
 
+def _is_pair(found: Any) -> bool:
+    return isinstance(found, tuple) and len(found) == 2
+
+
+def _is_state(found: Any) -> bool:
+    return isinstance(found, dict) and all(isinstance(one, Tensor) for one in found.values())
+
+
+def _vectors(lengths: Mapping[str, int]) -> dict[str, list[int]]:
+    return {name: [length] for name, length in lengths.items()}
+
+
+def _listed(lengths: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({length:,} numbers)" for name, length in lengths.items())
+
+
 def _shape(found: Any) -> Any:
     return found.shape if isinstance(found, Tensor) else None
 
@@ -129,5 +222,8 @@ def _described(found: Any) -> str:
     if isinstance(found, Tensor):
         return f"a tensor of shape {list(found.shape)}"
     if isinstance(found, dict):
-        return f"a dict with {', '.join(map(str, found)) or 'nothing'}"
-    return f"a tuple of {len(found)}" if isinstance(found, tuple) else type(found).__name__
+        each = (f"{name} {list(one.shape)}" if isinstance(one, Tensor) else str(name) for name, one in found.items())
+        return f"a dict with {', '.join(each) or 'nothing'}"
+    if isinstance(found, tuple):
+        return f"a tuple ({', '.join(map(_described, found))})"
+    return type(found).__name__

@@ -7,6 +7,12 @@ from fedsieve.federate.types import ServerOptimizer, State, touched_positions
 from fedsieve.sieve.mask import Mask
 
 PLAIN = Sgd(Sgd.Settings())
+MOMENTS = "optimizer."  # before the names of what the optimizer remembers: a method may use the same ones
+
+
+def moments_at_start(optimizer: ServerOptimizer, weights: Tensor) -> State:
+    """What a server optimizer remembers at first, as part of the server's state."""
+    return {f"{MOMENTS}{name}": one for name, one in optimizer.start(weights).items()}
 
 
 def either(one: Mask | None, other: Mask | None) -> Mask | None:
@@ -29,8 +35,7 @@ def server_step(
     """
     if getattr(optimizer, "is_plain", False):  # adds the direction anyway, which is 0 for all that nobody trained
         return optimizer.step(weights, direction, server)[0], server
-    names = optimizer.start(weights[:0]).keys()
-    own, others = {name: server[name] for name in names}, {name: server[name] for name in server.keys() - names}
+    own = {name.removeprefix(MOMENTS): one for name, one in server.items() if name.startswith(MOMENTS)}
     after = weights.clone()
     after[parameters:] = PLAIN.step(weights[parameters:], direction[parameters:].clone(), {})[0]
     if trained is None:
@@ -41,4 +46,4 @@ def server_step(
         after[where], moments = optimizer.step(weights[where], direction[where], moments)
         for name, one in moments.items():
             own[name][where] = one
-    return after, {**others, **own}
+    return after, {**server, **{f"{MOMENTS}{name}": one for name, one in own.items()}}

@@ -117,6 +117,7 @@ class Aggregator(Protocol):
     """
 
     needs_all: bool  # whether it keeps the updates of a round until `finish`; else each is dropped when it is added
+    takes_averages: bool  # whether the average of all updates (secure sums) gives the same; derived classes say it anew
 
     def add(self, update: Update) -> None: ...
     def finish(self) -> Tensor: ...

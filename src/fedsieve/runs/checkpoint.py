@@ -24,7 +24,7 @@ from fedsieve.runs.client_memory import States, first_damaged
 
 NAME = re.compile(r"\d{8,}\.safetensors")
 METHOD = "method."  # before the names of the method's state
-FORMAT = 2  # of checkpoints and clients' states; files of format 1 do not name it
+FORMAT = 3  # of checkpoints and clients' states; files of format 1 do not name it
 KEPT = 2  # the newest, and the one before in case the newest is damaged
 BLOCK = 1 << 16  # weights that are checked at a time
 EMPTY = xxh3_128().hexdigest()

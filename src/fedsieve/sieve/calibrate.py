@@ -82,13 +82,17 @@ def calibrate_mask(
 
 
 def _one_score_each(scores: Any, shapes: Shapes, rule: str) -> Tensor:
-    """The scores that a rule gives; PartError if they are not one number for each weight, or all the same."""
+    """The scores that a rule gives; PartError if they are not a number for each weight, or all the same."""
     weights = sum(map(math.prod, shapes.values()))
     if not isinstance(scores, Tensor) or scores.shape != (weights,):
         found = f"a tensor of shape {list(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise PartError(f"rule {rule} gives {found}; expected one score for each of {weights:,} weights")
-    if weights > 1 and not RULES.is_own(rule) and bool(scores.min() == scores.max()):
-        raise PartError(f"rule {rule} gives every weight the same score, so that there is nothing to choose by")
+    if weights > 1 and not RULES.is_own(rule):
+        least, most = (float(end) for end in scores.aminmax())
+        if not (math.isfinite(least) and math.isfinite(most)):
+            raise PartError(f"rule {rule} gives scores that are not finite")
+        if least == most:
+            raise PartError(f"rule {rule} gives every weight the same score, so that there is nothing to choose by")
     return (scores if scores.dtype in (torch.float32, torch.float64) else scores.float()).cpu()
 
 

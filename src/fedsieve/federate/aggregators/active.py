@@ -15,6 +15,7 @@ class Active:
     """
 
     needs_all = False
+    takes_averages = True
 
     def __init__(self, settings: Settings, weights: Tensor) -> None:
         self.sum = torch.zeros_like(weights, dtype=torch.float64)

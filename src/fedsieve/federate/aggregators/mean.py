@@ -18,6 +18,7 @@ class Mean:
     """
 
     needs_all = False
+    takes_averages = True
 
     def __init__(self, settings: Settings, weights: Tensor) -> None:
         self.sum = torch.zeros_like(weights, dtype=torch.float64)

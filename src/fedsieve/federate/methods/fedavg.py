@@ -11,7 +11,7 @@ from fedsieve.config.settings import Settings as AnySettings
 from fedsieve.federate.checks import check_update
 from fedsieve.federate.local import sgd, update_of
 from fedsieve.federate.preparation import Preparation
-from fedsieve.federate.server_step import either, server_step
+from fedsieve.federate.server_step import either, moments_at_start, server_step
 from fedsieve.federate.types import (
     Aggregator,
     Answer,
@@ -76,7 +76,7 @@ class FedAvg:
 
         A resumed run does not call this, so a method must not keep anything elsewhere.
         """
-        return self.optimizer.start(weights[: self.scope.weights])
+        return moments_at_start(self.optimizer, weights[: self.scope.weights])
 
     def send(self, server: State) -> dict[str, Tensor]:
         """The broadcast extras: what the server sends besides the weights."""

@@ -37,6 +37,11 @@ class FedNova(FedAvg):
             "weights would be trained for different numbers of steps; use refresh: once or round",
             lambda phase, _: phase.mask is not None and phase.mask.refresh == "epoch",
         ),
+        Refusal(
+            "aggregate other than mean under masks of each client's own",
+            "tau would differ from weight to weight; use aggregate: mean, or mask.scope: server or federated",
+            lambda phase, _: option(phase.aggregate) != "mean" and phase.mask is not None and not phase.mask.is_shared,
+        ),
         leaking("old momentum would count as gradients of this round; use reset"),
     )
 
