@@ -16,6 +16,10 @@ import fedsieve
 def nearest_to_one(evidence):
     """Those nearest to 1 (Somebody et al., 2026)."""
     return (evidence.weights - 1).abs()
+
+@fedsieve.callback
+class Counts(fedsieve.Callback):
+    """Counts rounds."""
 '''
 
 
@@ -50,4 +54,6 @@ def test_json_and_plugins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     mine = found["phases.*.mask.rule"][-1]
     assert mine["name"] == "nearest_to_one" and mine["about"] == "Those nearest to 1"
     assert mine["paper"] == "Somebody et al., 2026"
-    assert "nearest_to_one" not in listed(capsys, "--json")
+    assert [(one["name"], one["about"]) for one in found["callbacks"]] == [("counts", "Counts rounds")]
+    after = listed(capsys, "--json")
+    assert "nearest_to_one" not in after and "callbacks" not in after

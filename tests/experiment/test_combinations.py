@@ -1,10 +1,11 @@
-"""Combinations of parts, run: cut and resumed in every phase, or with two workers, they end in the same model.
+"""Combinations of parts, run: killed in every phase and resumed, or with two workers, they end in the same model.
 
 A few that together have every allowed pair; `make matrix` runs all that are allowed. Each is a phase of an experiment
 with several, so that worker processes start once for all of them.
 """
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import yaml
 from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.config.schema import Experiment
 from fedsieve.experiment import run
+from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.read import read_metrics
-from listeners import interrupt
 from matrix import CHOICES, Combination, all_combinations, covering, refusal, settings_of
 
 PHASES = 12  # of an experiment
@@ -53,7 +54,7 @@ def experiment_of(combinations: list[Combination], backbone: Path, images: Path)
 
 
 @pytest.mark.parametrize("combinations", several(), ids=lambda some: f"{' '.join(some[0])} and {len(some) - 1} more")
-def test_cut_and_resumed_or_with_two_workers(
+def test_killed_and_resumed_or_with_two_workers(
     combinations: list[Combination],
     backbone: Path,
     images: Path,
@@ -64,18 +65,45 @@ def test_cut_and_resumed_or_with_two_workers(
     monkeypatch.setattr("fedsieve.runs.folder.CHECKPOINT_SHARE", float("inf"))  # a checkpoint after each round
     experiment = experiment_of(combinations, backbone, images)
     results = {"whole": run(experiment, tmp_path / "whole")}
-    for number in range(len(combinations)):  # after the first of a phase's two rounds
-        with pytest.raises(KeyboardInterrupt):
-            run(experiment, tmp_path / "cut", resume=number > 0, callback=interrupt(2 if number else 1))
-    results["cut"] = run(experiment, tmp_path / "cut", resume=True)
+    for _ in combinations:  # in the second of each phase's two rounds
+        killed_in_a_second_round(experiment, tmp_path / "killed")
+    results["killed"] = run(experiment, tmp_path / "killed", resume=True)
     assert not by_workers
     results["two"] = run(experiment.model_copy(update={"workers": 2}), tmp_path / "two")
     assert by_workers.count("train") == 2 * 3 * len(combinations)
     lines = {name: list(map(of_a_round, read_metrics(tmp_path / name))) for name in results}
-    for other in ("cut", "two"):
+    for other in ("killed", "two"):
         for line, expected in zip(lines[other], lines["whole"], strict=True):
             assert line == expected and not line["failed"], (other, combinations[int(line["phase"])])
     assert len({result["model_sha256"] for result in results.values()}) == 1
+
+
+class Killer(Callback):
+    """Ends the process, as `kill -9` does, when the first client of a second round has replied."""
+
+    rounds = 0  # of the phase; the first may have been done before
+
+    def phase(self, name: str) -> None:
+        self.rounds = 0
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.rounds = line["round"]
+
+    def client(self, done: int, total: int) -> None:
+        if self.rounds == 1 and done == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_in_a_second_round(experiment: Experiment, folder: Path) -> None:
+    """Goes on with a run in a process of its own until that is killed."""
+    if not (process := os.fork()):
+        try:
+            signal.alarm(120)  # rather than waiting forever
+            run(experiment, folder, resume=True, callback=Killer())
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def of_a_round(line: dict[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ class Mine(FedAvg):
         ),
         (
             "def fold(self, w, updates, server): return super().fold(w, updates, server)[0][:5], server",
-            r"fold gives a tuple \(a tensor of shape \[5\], a dict with nothing\); expected [\d,]+ new weights and a dict",
+            r"fold gives a tuple \(a tensor of shape \[5\], a dict with nothing\); expected [\d,]+ new weights",
         ),
         ("def fold(self, w, updates, server): return w, server", "fold returns before it has read all updates"),
         ("def fold(self, w, updates, server): return w, next(updates) and server", "fold returns before"),
@@ -244,7 +244,7 @@ def test_what_a_method_may_do_wrong(code: str, said: str, file: Callable[..., st
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [
-        (FOLDING.format("def train(self, task, mine):\n        return task.data.client % 2 or super().train(task, mine)"),
+        (FOLDING.format("def train(self, task, own):\n        return task.data.client % 2 or super().train(task, own)"),
          "phases.1.method=mine", "method mine: train gives int"),
         (RULE.replace("weights.abs()", "weights.abs() / (evidence.client % 2)"), "phases.1.mask.rule=mine",
          "rule mine gives scores that are not finite"),

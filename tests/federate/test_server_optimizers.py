@@ -15,10 +15,11 @@ from fedsieve.config.schema import Experiment
 from fedsieve.experiment import run
 from fedsieve.federate.server_optimizers import SERVER_OPTIMIZERS
 from fedsieve.federate.server_optimizers.sgd import Sgd
-from fedsieve.federate.server_step import either, server_step
+from fedsieve.federate.server_step import MOMENTS, either, server_step
 from fedsieve.federate.types import State
 from fedsieve.runs.read import read_metrics
 from fedsieve.sieve.mask import Mask
+from listeners import interrupt
 
 Maker = Callable[..., Experiment]
 ADAPTIVE = {"lr": 0.1, "beta1": 0.8, "tau": 0.01}
@@ -127,16 +128,16 @@ def test_what_nobody_trained_keeps_value_and_moments(kind: tuple[str, dict], act
     trained = torch.tensor([*active, True, True])
     direction[:size] *= trained
     before = {name: torch.rand(size, generator=generator) for name in optimizer.start(weights[:size])}
-    server = {name: one.clone() for name, one in before.items()} | {"other": torch.ones(3)}
+    server = {f"{MOMENTS}{name}": one.clone() for name, one in before.items()} | {"m": torch.ones(3)}  # of the method
     after, state = server_step(optimizer, weights, direction.clone(), server, mask, size)
     plain, moments = optimizer.step(weights[:size], direction[:size].clone(), {n: o.clone() for n, o in before.items()})
     assert torch.equal(after[:size][~trained].view(torch.int32), weights[:size][~trained].view(torch.int32))
     torch.testing.assert_close(after[:size][trained], plain[trained])
     torch.testing.assert_close(after[size:], (weights.double() + direction)[size:].float())
     for name, one in before.items():
-        assert torch.equal(state[name][~trained], one[~trained])
-        torch.testing.assert_close(state[name][trained], moments[name][trained])
-    assert torch.equal(state["other"], torch.ones(3))
+        assert torch.equal(state[f"{MOMENTS}{name}"][~trained], one[~trained])
+        torch.testing.assert_close(state[f"{MOMENTS}{name}"][trained], moments[name][trained])
+    assert torch.equal(state["m"], torch.ones(3))
 
 
 def test_the_weights_that_some_client_trained() -> None:
@@ -172,3 +173,34 @@ def test_an_optimizer_derived_from_sgd_keeps_its_state(
     monkeypatch.setitem(SERVER_OPTIMIZERS, "counts", Counts)
     run(experiment("phases.0.server_optimizer=counts", "phases.1.rounds=1"), tmp_path)
     assert seen == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("method", ["scaffold", "{fisher_mixing: {fisher: {samples: 4}}}"])
+def test_a_method_and_an_optimizer_may_give_their_memories_the_same_names(
+    method: str, experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a run that is interrupted."""
+
+    def optimizer(names: tuple[str, str]) -> type:
+        class Mine:
+            def __init__(self, settings: Any) -> None: ...
+
+            def start(self, weights: Tensor) -> State:
+                assert len(weights)  # asked once, for the weights in scope
+                return {name: torch.zeros_like(weights) for name in names}
+
+            def step(self, weights: Tensor, direction: Tensor, state: State) -> tuple[Tensor, State]:
+                state = {name: 0.5 * one + direction.float() for name, one in state.items()}
+                return weights + state[names[0]], state
+
+        return Mine
+
+    changes = (f"phases.0.method={method}", "phases.0.local.momentum=0.0", "phases.1.rounds=1")
+    hashes = set()
+    for names in (("control", "clients"), ("fisher", "momentum"), ("one", "other")):
+        monkeypatch.setitem(SERVER_OPTIMIZERS, "mine", optimizer(names))
+        settings, folder = experiment(*changes, "phases.0.server_optimizer=mine"), tmp_path / names[0]
+        with pytest.raises(KeyboardInterrupt):
+            run(settings, folder, callback=interrupt(2))
+        hashes.add(run(settings, folder, resume=True)["model_sha256"])
+    assert len(hashes) == 1

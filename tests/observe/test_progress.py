@@ -40,6 +40,10 @@ def test_the_bar_shows_rounds_clients_and_time_left() -> None:
     shown = drawn(bar)
     assert "rounds 1/23 " in shown and "head: loss 1.000, val 50.0%" in shown
     assert "30:" in shown or "29:" in shown  # twenty head rounds say little about hours of editing
+    bar.phase("edit")  # the head's phase ended early
+    bar.client(3, 10)
+    shown = drawn(bar)
+    assert "clients 3/10" in shown and "edit: …" in shown and "head" not in shown
 
 
 def test_a_resumed_run_is_drawn_from_its_first_moment() -> None:
@@ -88,6 +92,9 @@ class Heard(Callback):
     def planned(self, experiment: Experiment, phases: list[tuple[str, int]]) -> None:
         self.events.append(("planned", experiment.seed, list(phases)))
 
+    def phase(self, name: str) -> None:
+        self.events.append(("phase", name))
+
     def client(self, done: int, total: int) -> None:
         self.events.append(("client", done, total))
 
@@ -101,10 +108,13 @@ def test_a_run_tells_its_phases_and_every_reply(experiment: Callable[..., Experi
     run(settings, tmp_path / "run", callback=Forward(heard))
     assert heard.events == [
         ("planned", 7, [("ridge", 1), ("head", 1), ("all", 1)]),
+        ("phase", "ridge"),
         *(("client", done, 6) for done in range(7)),
         ("round", "ridge", 1),
+        ("phase", "head"),
         *(("client", done, 3) for done in range(4)),
         ("round", "head", 1),
+        ("phase", "all"),
         *(("client", done, 3) for done in range(4)),
         ("round", "all", 1),
     ]

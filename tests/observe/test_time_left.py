@@ -18,13 +18,14 @@ HEAD, EDIT = PhaseEstimate("head", (0.05,) * 20, 10), PhaseEstimate("edit", (12.
 
 def played(left: TimeLeft, clock: Clock, phase: str, seconds: list[float], clients: int = 10, first: int = 1):
     """Do rounds that take so long; yields what is left after each reply of a client: (claimed, seconds played)."""
+    left.enter(phase)
     for number, duration in enumerate(seconds, start=first):
         left.client(0, clients)
         for done in range(1, clients + 1):
             clock.now += duration / clients
             left.client(done, clients)
             yield left.seconds(), clock.now
-        left.round(phase, number)
+        left.round(number)
         yield left.seconds(), clock.now
 
 

@@ -276,6 +276,9 @@ def test_models_of_transformers_need_no_wrapper(kind: str) -> None:
     assert any((one != before[name]).any() for name, one in model.named_parameters())
 
 
+X, Y = torch.zeros(2, 3), torch.tensor([0, 3])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -302,10 +305,19 @@ def test_models_of_transformers_need_no_wrapper(kind: str) -> None:
         ({"parameters": [1]}, "parameters is of type list; give a dict of names and parameters"),
         ({"parameters": {}}, "parameters is empty; name some, or leave it out for all that require a gradient"),
         ({"parameters": {"weight": nn.Parameter(torch.zeros(4, 3))}}, "parameters: 'weight' is no parameter of the"),
+        ({"kind": "empirical", "batches": [(X, torch.tensor([1, 7]))]}, "a label is 7, and the model has 4 classes"),
+        ({"kind": "batch", "batches": [(X, torch.tensor([-1, 0]))]}, "a label is -1, and the model has 4 classes"),
+        ({"kind": "batch", "batches": [(X, torch.zeros(2))]}, "labels are float32 of shape [2]; give a whole number"),
+        ({"batches": [(torch.zeros(2, 5), Y)]}, "the model fails on a sample of the batches (RuntimeError: mat1"),
+        ({"batches": [{"pixels": X, "labels": Y}]}, "the model fails on a sample of the batches (TypeError: "),
+        (
+            {"model": nn.Conv2d(3, 4, 1), "batches": [(torch.zeros(2, 3, 2, 2), Y)]},
+            "the model gives scores of shape [1",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(arguments: dict, said: str) -> None:
-    usual = {"model": nn.Linear(3, 4), "batches": [(torch.zeros(2, 3), torch.zeros(2).long())], "sparsity": 0.5}
+    usual = {"model": nn.Linear(3, 4), "batches": [(X, Y)], "sparsity": 0.5}
     with pytest.raises(InputError) as raised:
         calibrate(**{**usual, **arguments})
     assert str(raised.value).startswith(said) and "\n" not in str(raised.value)

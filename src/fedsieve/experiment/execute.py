@@ -165,6 +165,7 @@ def run_phase(
 ) -> Score | None:
     """Do the rounds of a phase from `state` on, and record its result; returns the test score unless `test: never`."""
     experiment, settings, progress, scope = context.experiment, phase.settings, state.progress, phase.scope
+    context.callback.phase(settings.name)
     server, evaluator = prepare(context, phase, state, folder, engine)
     while progress.round < settings.rounds and not why_over(settings.stop, progress):
         started = time.monotonic()

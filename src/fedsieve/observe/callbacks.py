@@ -21,6 +21,7 @@ class Callback:
     def repetition(self, number: int, count: int) -> None: ...
     def planned(self, experiment: Any, phases: Sequence[tuple[str, int]]) -> None: ...  # names and rounds
     def started(self, rounds: int, done: int) -> None: ...
+    def phase(self, name: str) -> None: ...  # begins, or goes on after an interruption
     def client(self, done: int, total: int) -> None: ...  # replies of a round so far, first 0
     def round(self, line: dict[str, Any]) -> None: ...
     def concluded(self, result: dict[str, Any]) -> None: ...
@@ -57,6 +58,9 @@ class Forward(Callback):
 
     def started(self, rounds: int, done: int) -> None:
         self.inner.started(rounds, done)
+
+    def phase(self, name: str) -> None:
+        self.inner.phase(name)
 
     def client(self, done: int, total: int) -> None:
         self.inner.client(done, total)

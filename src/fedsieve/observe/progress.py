@@ -112,6 +112,11 @@ class ProgressBar(Callback):
         self.time_left = TimeLeft(phases, done, self.is_timed, self.others)
         self.rounds = self.progress.add_task(f"{self.place}rounds", total=rounds, completed=done, status="")
 
+    def phase(self, name: str) -> None:
+        assert self.rounds is not None
+        self.time_left.enter(name)
+        self.progress.update(self.rounds, status=f"{name}: …")
+
     def client(self, done: int, total: int) -> None:
         """Quick, since small clients reply thousands of times a second: the bar looks when it is drawn."""
         self.clients = done, total
@@ -120,7 +125,7 @@ class ProgressBar(Callback):
     def round(self, line: dict[str, Any]) -> None:
         assert self.rounds is not None
         self.clients = 0, 0
-        self.time_left.round(line["phase"], line["round"])
+        self.time_left.round(line["round"])
         status = f"{line['phase']}: loss {number(line['train_loss'])}, val {percent(line['val_accuracy'])}"
         self.progress.update(self.rounds, advance=1, status=status)
         task = self.progress.tasks[self.progress.task_ids.index(self.rounds)]

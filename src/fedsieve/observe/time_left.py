@@ -70,6 +70,12 @@ class TimeLeft:
         self._round_ended: float | None = None  # the last one in this phase
         self._replied = 0.0  # share of the clients in the current round
 
+    def enter(self, phase: str) -> None:
+        """A phase begins. It may be a later one than the next, since phases may end early."""
+        names = [one.name for one in self.phases]
+        if phase in names and names.index(phase) != self.phase:
+            self._begin(names.index(phase))
+
     def client(self, done: int, total: int) -> None:
         """So many of a round's clients have replied; 0 when their training begins."""
         self._since = self.clock()
@@ -77,12 +83,9 @@ class TimeLeft:
             self._round_began = self._since
         self._replied = done / max(1, total)  # none may be chosen
 
-    def round(self, phase: str, number: int) -> None:
-        """A round is done; it may be of a later phase than the last one, since phases may end early."""
+    def round(self, number: int) -> None:
+        """A round of the current phase is done."""
         now = self.clock()
-        names = [one.name for one in self.phases]
-        if phase in names and names.index(phase) != self.phase:
-            self._begin(names.index(phase))
         here = self.phases[self.phase]
         began = self._round_ended if self._round_ended is not None else self._round_began
         if began is not None:

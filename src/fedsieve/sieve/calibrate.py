@@ -21,7 +21,7 @@ from fedsieve.config.mask_settings import FisherSettings, MaskSettings
 from fedsieve.errors import InputError, PartError
 from fedsieve.sieve.choose import choose, unit_sizes
 from fedsieve.sieve.mask import Mask, Shapes, shapes_of
-from fedsieve.sieve.model_inputs import giving_scores, inputs_and_labels
+from fedsieve.sieve.model_inputs import checked_batches, giving_scores, inputs_and_labels
 from fedsieve.sieve.rules import RULES, Evidence, LooksAt
 from fedsieve.sieve.sensitivity import (
     Batches,
@@ -181,7 +181,9 @@ def calibrate(
     generator = torch.Generator().manual_seed(int(seed))
 
     def measured(_: int, active: Mask) -> Tensor:
-        some, damping = _first_samples(batches, samples), settings.damping
+        uses_labels = settings.looks_at == "gradients" or settings.fisher.kind != "exact"
+        some = checked_batches(model, _first_samples(batches, samples), uses_labels)
+        damping = settings.damping
         if settings.looks_at == "gradients":
             total, count = damped_gradients(model, chosen, some, active, damping)
         else:

@@ -1,6 +1,6 @@
 """Batches and models as they are: dicts of arguments, and outputs that hold the class scores among other things."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsieve.errors import InputError
+from fedsieve.errors import InputError, RunError, machine_error
 from fedsieve.model.outputs import scores_of
 
 LABELS = ("labels", "label")
@@ -30,7 +30,10 @@ class Arguments:
         return (self[sample] for sample in range(len(self)))
 
 
-def inputs_and_labels(batch: Any) -> tuple[Tensor | Arguments, Tensor]:
+Batch = tuple[Tensor | Arguments, Tensor]
+
+
+def inputs_and_labels(batch: Any) -> Batch:
     """The two parts of a batch: a pair, or a dict in which labels are called so."""
     expected = "a batch is a pair of inputs and labels, or a dict such as {'pixel_values': …, 'labels': …}"
     inputs: Any = None
@@ -49,6 +52,42 @@ def inputs_and_labels(batch: Any) -> tuple[Tensor | Arguments, Tensor]:
     if any(one.ndim == 0 or len(one) != len(labels) for one in named.values()):
         raise InputError(f"batches gave inputs and {labels.numel()} labels that do not go together; {expected}")
     return (Arguments(inputs) if isinstance(inputs, dict) else inputs), labels
+
+
+def checked_batches(model: nn.Module, batches: Iterable[Batch], uses_labels: bool) -> Iterator[Batch]:
+    """The same batches, with labels as whole numbers; to be read within `giving_scores`.
+
+    InputError if the model cannot work on the first sample, or if labels that are used are none of its classes.
+    """
+    classes = None
+    for inputs, labels in batches:
+        classes = _scores_of_one(model, inputs[:1]).shape[1] if classes is None else classes
+        if uses_labels:
+            if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+                what = f"{str(labels.dtype).removeprefix('torch.')} of shape {list(labels.shape)}"
+                raise InputError(f"labels are {what}; give a whole number for each sample")
+            if not 0 <= (least := int(labels.min())) <= (most := int(labels.max())) < classes:
+                wrong = least if least < 0 else most
+                raise InputError(f"a label is {wrong}, and the model has {classes} classes; labels count from 0")
+            labels = labels.long()
+        yield inputs, labels
+
+
+def _scores_of_one(model: nn.Module, inputs: Tensor | Arguments) -> Tensor:
+    try:
+        with torch.no_grad():
+            scores = model(inputs)
+    except (InputError, RunError):
+        raise
+    except Exception as error:
+        if (known := machine_error(error)) is not None:
+            raise known from error
+        reason = (str(error).strip().splitlines() or [""])[0]
+        what = f"the model fails on a sample of the batches ({type(error).__name__}: {reason})"
+        raise InputError(f"{what}; give inputs that it takes") from error
+    if scores.ndim != 2:
+        raise InputError(f"the model gives scores of shape {list(scores.shape)} for a sample; expected one per class")
+    return scores
 
 
 @contextmanager

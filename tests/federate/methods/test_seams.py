@@ -12,6 +12,7 @@ from fedsieve.context import RunContext
 from fedsieve.errors import InputError, RunError
 from fedsieve.experiment import run
 from fedsieve.federate.aggregators import AGGREGATORS
+from fedsieve.federate.aggregators.mean import Mean
 from fedsieve.federate.aggregators.median import Median
 from fedsieve.federate.local import Trained, update_of
 from fedsieve.federate.methods import METHODS
@@ -87,8 +88,13 @@ def test_updates_that_an_aggregator_keeps_stay_as_they_were(
 def test_what_needs_single_updates_does_not_go_with_secure_sums(
     experiment: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Mine(Median):
-        """An aggregator of one's own."""
+    class Mine(Mean):
+        """An aggregator of one's own, which may look at single updates although it derives from the mean."""
+
+    class Sums(Mean):
+        """An aggregator for which the average of all updates does."""
+
+        takes_averages = True
 
     class Tells(FedAvg):
         """A method that sends something in the open."""
@@ -96,11 +102,13 @@ def test_what_needs_single_updates_does_not_go_with_secure_sums(
         is_hidden_by_sums = False
 
     monkeypatch.setitem(AGGREGATORS, "mine", Mine)
+    monkeypatch.setitem(AGGREGATORS, "sums", Sums)
     monkeypatch.setitem(METHODS, "tells", Tells)
     with pytest.raises(
         InputError, match=r"phases\.0\.aggregate: mine does not go with clients\.secure: zero_sum: it nee"
     ):
         experiment("clients.secure=zero_sum", "phases.*.aggregate=mine")
+    assert experiment("clients.secure=zero_sum", "phases.*.aggregate=sums").phases[0].aggregate == "sums"
     with pytest.raises(
         InputError, match=r"phases\.0\.method: tells does not go with clients\.secure: zero_sum: it sends"
     ):

@@ -40,7 +40,8 @@ def runs_left(sweep: Sweep, trials: Sequence[FrozenTrial], out: Path, arm: Point
     """How many trials of an arm are left, and how many runs with other seeds."""
     tries = trials_left(sweep, trials)
     if sweep.climb and tries:
-        tries = max(tries, CLIMB - len(trials))  # it may need more or fewer
+        tried = sum(trial.state.is_finished() for trial in trials)
+        tries = min(max(tries, CLIMB - tried), len(sweep.grid_points()) - tried)  # it may need more or fewer
     if tries or not trials:
         return tries, sweep.seeds - 1
     best = best_of(trials)

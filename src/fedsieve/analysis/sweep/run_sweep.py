@@ -116,7 +116,7 @@ def plugin_digests(sweep: Sweep) -> dict[str, str]:
 def try_out(sweep: Sweep, taken: Taken, callback_for: ObserverFor, place: str) -> None:
     """Run a trial with the first seed, and tell its study the validation accuracy."""
     study, trial = taken.arm.study, taken.trial
-    title = f"{place}: {taken.arm.name}, trial {trial.number + 1}: {as_words(taken.values) or 'as it is'}"
+    title = f"{place}: {taken.arm.name}, trial {trial.number}: {as_words(taken.values) or 'as it is'}"
     experiment = sweep.experiment_at(taken.arm.values, taken.values)
     try:
         with callback_for(title) as callback:
