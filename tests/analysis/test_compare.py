@@ -133,8 +133,8 @@ def test_arms_of_a_sweep_are_named_though_links_lead_to_their_runs(tmp_path: Pat
         made(tmp_path / f"runs/{arm}/trial-000/seed-1", 0.5, "seed=1", f"phases.1.mask.rule={rule}")
         (tmp_path / "best").mkdir(exist_ok=True)
         (tmp_path / "best" / arm).symlink_to(f"../runs/{arm}/trial-000")
-    comparison = compare([tmp_path / "best/least", tmp_path / "best/random"])
-    assert [group.name for group in comparison.groups] == ["least", "random"]
+    for paths in ([tmp_path / "best/least", tmp_path / "best/random"], [tmp_path / "best"]):
+        assert [group.name for group in compare(paths).groups] == ["least", "random"]
 
 
 def test_by_takes_the_end_of_a_key(tmp_path: Path) -> None:

@@ -119,9 +119,24 @@ def find_runs(paths: Iterable[Path], read: Callable[[Path], Run] = read_run) -> 
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The folders at or below a path that hold a run, also one whose experiment.yaml is gone, so that it is missed."""
+    """The folders at or below a path that hold a run, also one whose experiment.yaml is gone, so that it is missed.
+
+    Each once: a run that a link leads to has the link's name only if it does not lie below the path itself.
+    """
     names = {"experiment.yaml", "metrics.jsonl"}
-    return sorted(Path(folder) for folder, folders, files in os.walk(path) if not names.isdisjoint(files + folders))
+    found: dict[Path, Path] = {}
+    for top in (path, *_links_in(path)):
+        below = [Path(folder) for folder, folders, files in os.walk(top) if not names.isdisjoint(files + folders)]
+        for folder in sorted(below):
+            found.setdefault(folder.resolve(), folder)
+    return sorted(found.values())
+
+
+def _links_in(path: Path) -> list[Path]:
+    """The links to folders directly in a folder, as a sweep's `best/` has them, less those back to what holds it."""
+    _, folders, _ = next(os.walk(path), (path, [], []))  # nothing, not an error, where it cannot be read
+    links = [path / name for name in sorted(folders) if (path / name).is_symlink()]
+    return [link for link in links if not path.resolve().is_relative_to(link.resolve())]
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
