@@ -31,7 +31,13 @@ def test_runs_are_found_at_and_below_a_path_once(tmp_path: Path) -> None:
 
 def test_links_directly_in_a_path_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     made(tmp_path / "runs/random/trial-3/seed-1"), made(tmp_path / "best/own")
-    for link, place in {"random": "../runs/random/trial-3", "latest": "own", "up": "..", "here": ".", "me": "me"}.items():
+    for link, place in {
+        "random": "../runs/random/trial-3",
+        "latest": "own",
+        "up": "..",
+        "here": ".",
+        "me": "me",
+    }.items():
         (tmp_path / "best" / link).symlink_to(place)
     runs, problems = find_runs([tmp_path / "best"])
     assert [str(run.path.relative_to(tmp_path)) for run in runs] == ["best/own", "best/random/seed-1"]

@@ -229,6 +229,24 @@ def test_runs_of_different_data_are_named(tmp_path: Path) -> None:
     assert "held other images or labels in" in changed and changed.endswith(f"{tmp_path}/other")
 
 
+def test_runs_that_were_not_tested_are_a_group_of_their_own(tmp_path: Path) -> None:
+    (
+        made(tmp_path / "never", None, "evaluate.test=never"),
+        made(tmp_path / "never-2", None, "evaluate.test=never", "seed=2"),
+    )
+    made(tmp_path / "each", 0.5, "evaluate.test=each"), made(tmp_path / "end", 0.7, "seed=2")
+    comparison = compare([tmp_path])
+    assert [[run.path.name for run in group.runs] for group in comparison.groups] == [
+        ["each", "end"],
+        ["never", "never-2"],
+    ]
+    tested, never = comparison.groups
+    assert tested.means["test_accuracy"].mean == pytest.approx(0.6) and "test_accuracy" not in never.means
+    assert never.difference is None and comparison.keys == comparison.telling == ["evaluate.test"]
+    (mixed,) = compare([tmp_path], by=["data.name"]).groups
+    assert len(mixed.runs) == 4 and "test_accuracy" not in mixed.means  # no mean over some of them in silence
+
+
 def test_where_cifar_lies_is_no_difference(tmp_path: Path) -> None:
     for place in ("/here", "/there"):
         seed = len(place)
