@@ -145,6 +145,36 @@ def test_by_takes_the_end_of_a_key(tmp_path: Path) -> None:
     assert compare([tmp_path], by=["count"]).keys == ["clients.count"]  # the same in all, and a warning says so
 
 
+def test_of_several_keys_with_an_end_the_one_that_differs_is_meant(tmp_path: Path) -> None:
+    head = "phases.0.mask={rule: random, sparsity: 0.5}"
+    for rule, rate in (("largest_magnitude", 0.1), ("smallest_magnitude", 0.2)):
+        made(tmp_path / rule, 0.5, head, f"phases.1.mask.rule={rule}", f"phases.1.local.lr={rate}")
+    assert compare([tmp_path], by=["rule"]).keys == ["phases.1.mask.rule"]
+    assert compare([tmp_path], by=["local.lr"]).shown == ["phases.1.local.lr"]
+    assert compare([tmp_path], by=["mask"]).keys == ["phases.1.mask.rule"]
+    with pytest.raises(InputError, match="'sparsity' is the end of several settings"):
+        compare([tmp_path], by=["sparsity"])  # the same in all
+
+
+def test_phases_may_be_named_as_in_overrides(tmp_path: Path) -> None:
+    four(tmp_path)
+    comparison = compare([tmp_path], by=["phases.edit.mask.rule"], baseline=["phases.edit.mask.rule=least_sensitive"])
+    assert comparison.keys == ["phases.1.mask.rule"] and comparison.baseline.name == "rule=least_sensitive"
+    assert compare([tmp_path], by=["phases.edit"]).keys == compare([tmp_path], by=["phases.1"]).keys
+    with pytest.raises(InputError, match=r"no run has a setting 'phases.tune.mask.rule'"):
+        compare([tmp_path], by=["phases.tune.mask.rule"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["phases=[{name: edit, train: head, rounds: 1, local: {steps: 1, batch_size: 8, lr: 0.1}}]", "phases.1.name=tune"],
+)
+def test_a_phase_by_name_is_in_the_same_place_in_all_runs(other: str, tmp_path: Path) -> None:
+    made(tmp_path / "a", 0.5), made(tmp_path / "b", 0.6, other)
+    with pytest.raises(InputError, match=r"phase edit is not in the same place in all runs; give phases\.(0 or|1)"):
+        compare([tmp_path], by=["phases.edit.local.lr"])
+
+
 def test_groups_by_settings_show_the_fewest_that_tell_them_apart(tmp_path: Path) -> None:
     comparison = compare([four(tmp_path)], by=["phases.1.mask"])
     assert comparison.shown == ["phases.1.mask.sparsity"]
