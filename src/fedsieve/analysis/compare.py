@@ -1,7 +1,7 @@
 """Runs side by side: repetitions grouped, means with intervals, and which groups differ by more than chance.
 
 Two groups are compared by pairs of runs with the same seed, so the same split, validation set and first weights
-(paired t test); as there is one test for each group, the p values are corrected by Holm's method.
+(paired t test); as there is one test for each group but the baseline, the p values are corrected by Holm's method.
 """
 
 from collections.abc import Mapping, Sequence
