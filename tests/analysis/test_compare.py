@@ -4,15 +4,18 @@ import json
 import re
 from collections.abc import Callable
 from csv import DictReader
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from fedsieve.analysis.compare import compare, in_few_words, short, telling
 from fedsieve.analysis.repeat import repeat
 from fedsieve.analysis.report.formats import as_csv, as_data, as_latex, escaped
+from fedsieve.analysis.report.tables import comparison_table
 from fedsieve.config.experiment_file import load_experiment, parse_experiment
 from fedsieve.errors import InputError
 from fedsieve.runs.read import FIGURES, read_result
@@ -125,6 +128,19 @@ def test_groups_are_named_by_their_folders(fedsieve: Callable, tmp_path: Path) -
     assert "groups differ in phases.1.local.lr, phases.1.mask.*" in printed
     assert [row["name"] for row in DictReader(Path("x.csv").read_text().splitlines())] == ["dense", "sparse"]
     assert "\nsparse & 2 & " in Path("x.tex").read_text()
+
+
+def test_long_names_are_broken_between_words(tmp_path: Path) -> None:
+    for rule, rate in (("largest_magnitude", 0.1), ("smallest_magnitude_of_all", 0.2), ("a" * 30, 0.3)):
+        for seed in (1, 2):
+            accuracy = rate + seed / 50
+            made(tmp_path / f"{rule}/seed-{seed}", accuracy, f"phases.0.local.lr={rate}", f"seed={seed}")
+    console = Console(width=80, file=StringIO())
+    console.print(comparison_table(compare([tmp_path])))
+    shown = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if "│" in line]
+    words = {word for line in shown for word in line.split("_") if word.strip("a")}
+    assert words == {"largest", "smallest", "magnitude", "of", "all"} and len(shown) > 7
+    assert "".join(shown) == "a" * 30 + "largest_magnitude" + "smallest_magnitude_of_all"
 
 
 def test_arms_of_a_sweep_are_named_though_links_lead_to_their_runs(tmp_path: Path) -> None:

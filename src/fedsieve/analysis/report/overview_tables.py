@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedsieve.analysis.report.tables import columns_of, signed, with_margin
+from fedsieve.analysis.report.tables import Name, columns_of, signed, with_margin
 from fedsieve.analysis.statistics import Interval
 from fedsieve.federate.traffic import size
 from fedsieve.observe.numbers import duration, percent
@@ -23,7 +23,7 @@ def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
         figures = group["latest"] or group["figures"]
         cells = [_cell(figures[name], percent) for name in scores.values()]
         cells += [_cell(figures[name], show, False) for name, show in (("bytes_up", size), ("seconds", duration))]
-        table.add_row(Text(group["name"]), str(len(group["seeds"])), *cells, group["state"])
+        table.add_row(Name(group["name"]), str(len(group["seeds"])), *cells, group["state"])
     return table
 
 
@@ -38,7 +38,7 @@ def gains_table(groups: Sequence[Mapping[str, Any]]) -> Table:
         for place, phase in enumerate(group["gains"]):
             cells = [_before_and_after(phase[score]) for score in ("val", "test")]
             cells.append(_gain(phase))
-            table.add_row(Text("" if place else group["name"]), Text(phase["name"]), rounds_of(phase), *cells)
+            table.add_row(Name("" if place else group["name"]), Text(phase["name"]), rounds_of(phase), *cells)
         table.add_section()
     for column in table.columns[2:]:
         column.no_wrap = True
