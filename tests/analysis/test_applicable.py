@@ -54,6 +54,29 @@ def test_one_client_needs_no_choice_of_clients(changed: str, tmp_path: Path) -> 
     assert model_of(tmp_path / "one", "clients.count=1") == model_of(tmp_path / "two", "clients.count=1", changed)
 
 
+@pytest.mark.parametrize(
+    ("base", "changed"),
+    [
+        ("evaluate.test=end", "evaluate.test=each"),
+        ("evaluate.clients=false", "evaluate.clients=true"),
+        ("analyze.level=none", "analyze.level=blocks"),
+        ("clients.minimum=1", "clients.minimum=2"),
+    ],
+)
+def test_what_is_only_measured_or_refused_changes_no_result(base: str, changed: str, tmp_path: Path) -> None:
+    tested = "evaluate.test=end"
+    settings = [applicable(parse_experiment(SMALL, "small.yaml", [tested, one])) for one in (base, changed)]
+    assert settings[0] == settings[1] and base.partition("=")[0] not in settings[0]
+    results = [run(parse_experiment(SMALL, "x", [tested, one]), tmp_path / one) for one in (base, changed)]
+    for figure in ("model_sha256", "test_accuracy", "test_loss", "best_val_accuracy", "bytes_up", "bytes_down"):
+        assert results[0][figure] == results[1][figure], figure
+
+
+def test_runs_without_a_test_are_told_apart_from_those_with_one() -> None:
+    never, end = (applicable(parse_experiment(SMALL, "x", [f"evaluate.test={when}"])) for when in ("never", "end"))
+    assert never == {**end, "evaluate.test": "never"}
+
+
 UNEQUAL = "clients.split={kind: dirichlet, alpha: 0.5, balanced: false}"
 ROBUST = ["phases.0.aggregate=median", "phases.0.mask=null", UNEQUAL]
 

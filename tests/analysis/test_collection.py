@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.analysis.collection import differing, find_runs, grouped, without_repeats
+from fedsieve.analysis.collection import differing, find_runs, grouped, names_of, without_repeats
 from fedsieve.config.dotted import flat
 from fedsieve.config.experiment_file import load_experiment
 from fedsieve.config.schema import Experiment
@@ -27,6 +27,22 @@ def test_runs_are_found_at_and_below_a_path_once(tmp_path: Path) -> None:
     runs, problems = find_runs([tmp_path / "sweep", tmp_path / "alone", tmp_path / "sweep/a"])
     assert [run.path.name for run in runs] == ["a", "seed-1", "alone"]
     assert not problems and all(run.result is None for run in runs)
+
+
+def test_links_directly_in_a_path_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    made(tmp_path / "runs/random/trial-3/seed-1"), made(tmp_path / "best/own")
+    for link, place in {
+        "random": "../runs/random/trial-3",
+        "latest": "own",
+        "up": "..",
+        "here": ".",
+        "me": "me",
+    }.items():
+        (tmp_path / "best" / link).symlink_to(place)
+    runs, problems = find_runs([tmp_path / "best"])
+    assert [str(run.path.relative_to(tmp_path)) for run in runs] == ["best/own", "best/random/seed-1"]
+    assert not problems and names_of([[run] for run in runs]) == ["own", "random"]
+    assert [run.path.name for run in find_runs([tmp_path])[0]] == ["own", "seed-1"]
 
 
 def test_what_is_no_run_is_named_and_the_rest_is_found(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ import json
 import re
 from collections.abc import Callable
 from csv import DictReader
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from fedsieve.analysis.compare import compare, in_few_words, short, telling
 from fedsieve.analysis.repeat import repeat
 from fedsieve.analysis.report.formats import as_csv, as_data, as_latex, escaped
+from fedsieve.analysis.report.tables import comparison_table
 from fedsieve.config.experiment_file import load_experiment, parse_experiment
 from fedsieve.errors import InputError
 from fedsieve.runs.read import FIGURES, read_result
@@ -127,14 +130,27 @@ def test_groups_are_named_by_their_folders(fedsieve: Callable, tmp_path: Path) -
     assert "\nsparse & 2 & " in Path("x.tex").read_text()
 
 
+def test_long_names_are_broken_between_words(tmp_path: Path) -> None:
+    for rule, rate in (("largest_magnitude", 0.1), ("smallest_magnitude_of_all", 0.2), ("a" * 30, 0.3)):
+        for seed in (1, 2):
+            accuracy = rate + seed / 50
+            made(tmp_path / f"{rule}/seed-{seed}", accuracy, f"phases.0.local.lr={rate}", f"seed={seed}")
+    console = Console(width=80, file=StringIO())
+    console.print(comparison_table(compare([tmp_path])))
+    shown = [line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if "│" in line]
+    words = {word for line in shown for word in line.split("_") if word.strip("a")}
+    assert words == {"largest", "smallest", "magnitude", "of", "all"} and len(shown) > 7
+    assert "".join(shown) == "a" * 30 + "largest_magnitude" + "smallest_magnitude_of_all"
+
+
 def test_arms_of_a_sweep_are_named_though_links_lead_to_their_runs(tmp_path: Path) -> None:
     for arm in ("random", "least"):
         rule = {"random": "random", "least": "least_sensitive"}[arm]
         made(tmp_path / f"runs/{arm}/trial-000/seed-1", 0.5, "seed=1", f"phases.1.mask.rule={rule}")
         (tmp_path / "best").mkdir(exist_ok=True)
         (tmp_path / "best" / arm).symlink_to(f"../runs/{arm}/trial-000")
-    comparison = compare([tmp_path / "best/least", tmp_path / "best/random"])
-    assert [group.name for group in comparison.groups] == ["least", "random"]
+    for paths in ([tmp_path / "best/least", tmp_path / "best/random"], [tmp_path / "best"]):
+        assert [group.name for group in compare(paths).groups] == ["least", "random"]
 
 
 def test_by_takes_the_end_of_a_key(tmp_path: Path) -> None:
@@ -143,6 +159,36 @@ def test_by_takes_the_end_of_a_key(tmp_path: Path) -> None:
     assert [group.name for group in comparison.groups] == ["rule=–", "rule=least_sensitive"]
     assert compare([tmp_path], by=["mask"]).keys == compare([tmp_path], by=["phases.1.mask"]).keys
     assert compare([tmp_path], by=["count"]).keys == ["clients.count"]  # the same in all, and a warning says so
+
+
+def test_of_several_keys_with_an_end_the_one_that_differs_is_meant(tmp_path: Path) -> None:
+    head = "phases.0.mask={rule: random, sparsity: 0.5}"
+    for rule, rate in (("largest_magnitude", 0.1), ("smallest_magnitude", 0.2)):
+        made(tmp_path / rule, 0.5, head, f"phases.1.mask.rule={rule}", f"phases.1.local.lr={rate}")
+    assert compare([tmp_path], by=["rule"]).keys == ["phases.1.mask.rule"]
+    assert compare([tmp_path], by=["local.lr"]).shown == ["phases.1.local.lr"]
+    assert compare([tmp_path], by=["mask"]).keys == ["phases.1.mask.rule"]
+    with pytest.raises(InputError, match="'sparsity' is the end of several settings"):
+        compare([tmp_path], by=["sparsity"])  # the same in all
+
+
+def test_phases_may_be_named_as_in_overrides(tmp_path: Path) -> None:
+    four(tmp_path)
+    comparison = compare([tmp_path], by=["phases.edit.mask.rule"], baseline=["phases.edit.mask.rule=least_sensitive"])
+    assert comparison.keys == ["phases.1.mask.rule"] and comparison.baseline.name == "rule=least_sensitive"
+    assert compare([tmp_path], by=["phases.edit"]).keys == compare([tmp_path], by=["phases.1"]).keys
+    with pytest.raises(InputError, match=r"no run has a setting 'phases.tune.mask.rule'"):
+        compare([tmp_path], by=["phases.tune.mask.rule"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["phases=[{name: edit, train: head, rounds: 1, local: {steps: 1, batch_size: 8, lr: 0.1}}]", "phases.1.name=tune"],
+)
+def test_a_phase_by_name_is_in_the_same_place_in_all_runs(other: str, tmp_path: Path) -> None:
+    made(tmp_path / "a", 0.5), made(tmp_path / "b", 0.6, other)
+    with pytest.raises(InputError, match=r"phase edit is not in the same place in all runs; give phases\.(0 or|1)"):
+        compare([tmp_path], by=["phases.edit.local.lr"])
 
 
 def test_groups_by_settings_show_the_fewest_that_tell_them_apart(tmp_path: Path) -> None:
@@ -227,6 +273,24 @@ def test_runs_of_different_data_are_named(tmp_path: Path) -> None:
     different, changed = compare([tmp_path / "digits", tmp_path / "other", tmp_path / "changed"]).warnings
     assert "different data sets: digits, npz /some/images.npz" in different
     assert "held other images or labels in" in changed and changed.endswith(f"{tmp_path}/other")
+
+
+def test_runs_that_were_not_tested_are_a_group_of_their_own(tmp_path: Path) -> None:
+    (
+        made(tmp_path / "never", None, "evaluate.test=never"),
+        made(tmp_path / "never-2", None, "evaluate.test=never", "seed=2"),
+    )
+    made(tmp_path / "each", 0.5, "evaluate.test=each"), made(tmp_path / "end", 0.7, "seed=2")
+    comparison = compare([tmp_path])
+    assert [[run.path.name for run in group.runs] for group in comparison.groups] == [
+        ["each", "end"],
+        ["never", "never-2"],
+    ]
+    tested, never = comparison.groups
+    assert tested.means["test_accuracy"].mean == pytest.approx(0.6) and "test_accuracy" not in never.means
+    assert never.difference is None and comparison.keys == comparison.telling == ["evaluate.test"]
+    (mixed,) = compare([tmp_path], by=["data.name"]).groups
+    assert len(mixed.runs) == 4 and "test_accuracy" not in mixed.means  # no mean over some of them in silence
 
 
 def test_where_cifar_lies_is_no_difference(tmp_path: Path) -> None:

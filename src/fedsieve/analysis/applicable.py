@@ -10,7 +10,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.sieve.rules import RULES
 
-UNIMPORTANT = {"workers", "threads", "track", "expect"}  # the outcome does not depend on them
+UNIMPORTANT = {"workers", "threads", "track", "expect", "analyze"}  # the outcome does not depend on them
 UNWEIGHTED = ("median", "trimmed_mean")  # aggregators for which all clients count the same,
 WEIGHTING_NOTHING = ("fedavg", "fedprox", "scaffold")  # and methods that weigh nothing besides (FedNova its taus)
 CHOOSING = ["rule", "sparsity", "calibration_rounds", "damping", "fisher", "scope", "draw", "unit", "across"]
@@ -25,7 +25,9 @@ def applicable(experiment: Experiment) -> dict[str, Any]:
 
 def _without_effect(experiment: Experiment) -> list[str]:
     """Keys that change nothing, with all keys below them."""
-    found = []
+    found = ["clients.minimum", "evaluate.clients"]  # a run with too few replies in a round ends without a result
+    if experiment.evaluate.test != "never":  # then there is no test accuracy, and nothing to take a mean with
+        found.append("evaluate.test")
     if experiment.clients.count == 1:
         found += [f"clients.{name}" for name in ("fraction", "weighting", "norm_limit")]
     if experiment.data.validation == 0:

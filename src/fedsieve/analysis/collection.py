@@ -119,9 +119,24 @@ def find_runs(paths: Iterable[Path], read: Callable[[Path], Run] = read_run) -> 
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The folders at or below a path that hold a run, also one whose experiment.yaml is gone, so that it is missed."""
+    """The folders at or below a path that hold a run, also one whose experiment.yaml is gone, so that it is missed.
+
+    Each once: a run that a link leads to has the link's name only if it does not lie below the path itself.
+    """
     names = {"experiment.yaml", "metrics.jsonl"}
-    return sorted(Path(folder) for folder, folders, files in os.walk(path) if not names.isdisjoint(files + folders))
+    found: dict[Path, Path] = {}
+    for top in (path, *_links_in(path)):
+        below = [Path(folder) for folder, folders, files in os.walk(top) if not names.isdisjoint(files + folders)]
+        for folder in sorted(below):
+            found.setdefault(folder.resolve(), folder)
+    return sorted(found.values())
+
+
+def _links_in(path: Path) -> list[Path]:
+    """The links to folders directly in a folder, as a sweep's `best/` has them, less those back to what holds it."""
+    _, folders, _ = next(os.walk(path), (path, [], []))  # nothing, not an error, where it cannot be read
+    links = [path / name for name in sorted(folders) if (path / name).is_symlink()]
+    return [link for link in links if not path.resolve().is_relative_to(link.resolve())]
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
@@ -216,16 +231,21 @@ def names_of(groups: Sequence[Sequence[Run]]) -> list[str]:
 def keys_named(word: str, runs: Sequence[Run]) -> list[str]:
     """The dotted keys that `word` means: a key or its end, or a group of settings and all keys in it.
 
-    An end that fits several is an error, which names them; one that fits none names what may be meant instead.
+    Of several with that end it is the one that differs between the runs; else they are an error, which names them. An
+    end that fits none names what may be meant instead.
     """
+    word = with_place_of_phase(word, runs)
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
     if named := _at_or_below(word, keys):
         return named
     used = [key for key in keys if any(run.settings.get(key) is not None for run in runs)]
     places = dict.fromkeys(place for key in used for place in accumulate(key.split("."), "{}.{}".format))
     ending = [place for place in places if place.endswith(f".{word}")]
-    if len(ending) == 1:
-        return _at_or_below(ending[0], keys)
+    different = differing(runs)
+    changing = [place for place in ending if _at_or_below(place, different)]
+    for only in (ending, changing):
+        if len(only) == 1:
+            return _at_or_below(only[0], keys)
     if ending:
         raise InputError(f"'{word}' is the end of several settings: {', '.join(ending)}; give one of them")
     ends = {key.rpartition(".")[2]: key for key in reversed(used)}
@@ -233,9 +253,24 @@ def keys_named(word: str, runs: Sequence[Run]) -> list[str]:
     candidates = list(dict.fromkeys(ends.get(one, one) for one in near))
     if candidates:
         raise InputError(f"no run has a setting '{word}'; did you mean {' or '.join(candidates)}?")
-    different = worth_showing(runs)
-    hint = f"the runs differ in {', '.join(different)}" if different else "`fedsieve show EXPERIMENT` lists all keys"
+    worth = worth_showing(runs)
+    hint = f"the runs differ in {', '.join(worth)}" if worth else "`fedsieve show EXPERIMENT` lists all keys"
     raise InputError(f"no run has a setting '{word}'; {hint}")
+
+
+def with_place_of_phase(word: str, runs: Sequence[Run]) -> str:
+    """`phases.edit.mask.rule` as `phases.1.mask.rule`, as overrides have it; other words as they are."""
+    first, _, inner = word.partition(".")
+    name, dot, rest = inner.partition(".")
+    phases = [[phase.name for phase in run.experiment.phases] for run in runs]
+    places = {names.index(name) for names in phases if name in names}
+    if first != "phases" or not places:
+        return word
+    place = min(places)
+    if any(names[place] != name for names in phases if len(names) > place) or len(places) > 1:
+        numbers = " or ".join(f"phases.{number}" for number in sorted(places))
+        raise InputError(f"'{word}': phase {name} is not in the same place in all runs; give {numbers}")
+    return f"phases.{place}{dot}{rest}"
 
 
 def _at_or_below(place: str, keys: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
 """Runs side by side: repetitions grouped, means with intervals, and which groups differ by more than chance.
 
 Two groups are compared by pairs of runs with the same seed, so the same split, validation set and first weights
-(paired t test); as there is one test for each group, the p values are corrected by Holm's method.
+(paired t test); as there is one test for each group but the baseline, the p values are corrected by Holm's method.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +18,7 @@ from fedsieve.analysis.collection import (
     grouped,
     keys_named,
     names_of,
+    with_place_of_phase,
     without_repeats,
     worth_showing,
 )
@@ -122,7 +123,8 @@ def _baseline(groups: Sequence[Group], keys: Sequence[str], conditions: Sequence
     if len(conditions) == 1 and conditions[0] in named:
         return named.index(conditions[0])
     for condition in conditions:
-        word, sign, text = condition.partition("=")
+        named_key, sign, text = condition.partition("=")
+        word = with_place_of_phase(named_key, [run for group in groups for run in group.runs])
         fits = [key for key in keys if key == word] or [key for key in keys if key.endswith(f".{word}")]
         if not sign or len(fits) != 1:
             choice = ", ".join(named) + (f", or a value of {', '.join(keys)}" if keys else "")

@@ -65,7 +65,10 @@ def paired(one: Mapping[Pair, float], other: Mapping[Pair, float]) -> Paired | N
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """p values corrected for their number, so that any one misleads with at most the chance it says (Holm, 1979)."""
+    """p values corrected for their number (Holm, 1979).
+
+    Of differences that are none, any is among those with a corrected p of at most x with probability x at most.
+    """
     known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     highest = 0.0

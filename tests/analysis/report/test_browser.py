@@ -319,6 +319,24 @@ def test_classes_are_named_and_not_over_each_other(width: int, changed: Callable
     assert max(box["y"] + box["height"] for box in boxes) <= axis["y"] + 1
 
 
+@pytest.mark.parametrize(
+    "names",
+    [["no finding", "pneumonia"], ["a rather long name of a class", "bee"], [f"class-{k}" for k in range(15)]],
+)
+def test_names_of_classes_lie_where_there_is_room(
+    names: list[str], changed: Callable, opened: Callable[..., Any]
+) -> None:
+    def rename(data: dict[str, Any]) -> None:
+        for split in data["splits"]:
+            split |= {"classes": names, "rows": [",".join("1" for _ in names)]}
+
+    figure = opened(changed(rename), width=1200).locator("#holdings figure").first
+    boxes = [text.bounding_box() for text in figure.locator("text.name").all()]
+    assert len(boxes) == len(names) and all(box["width"] > box["height"] for box in boxes)
+    for one, other in pairwise(boxes):
+        assert one["x"] + one["width"] <= other["x"] + 1
+
+
 def test_cosine_is_not_called_agreement(report: Path, opened: Callable[..., Any]) -> None:
     """`agreement` is another measure, in metrics.jsonl: whether clients move a weight the same way."""
     page = opened(report)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsieve.analysis.collection import Run, find_runs
+from fedsieve.analysis.report.overview_tables import gains_table
 from fedsieve.analysis.report.phase_gains import phase_gains, phase_outcomes
 from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.experiment import run
@@ -61,6 +62,18 @@ def test_gains_are_means_over_seeds_of_each_runs_own(folder: Path) -> None:
     margin = 12.706 * abs(gains[0] - gains[1]) / 2  # Student's t with one degree of freedom
     assert last["test"]["gain"] == [pytest.approx(sum(gains) / 2), pytest.approx(margin, rel=1e-4), 2]
     assert last["test"]["gain"][0] == pytest.approx(last["test"]["after"][0] - last["test"]["before"][0])
+
+
+def test_the_table_marks_gains_on_validation_samples() -> None:
+    known, unknown = (
+        {"before": [0.5, None, 1], "after": [0.625, None, 1], "gain": gain} for gain in ([0.125, 0.01, 2], None)
+    )
+    phases = [
+        {"name": name, "rounds": [3, 0, 2], "of": None, "val": val, "test": test}
+        for name, val, test in (("both", known, known), ("untested", known, unknown), ("first", unknown, unknown))
+    ]
+    (column,) = (one for one in gains_table([{"name": "a", "gains": phases}]).columns if one.header == "gain (points)")
+    assert list(column.cells) == ["+12.5 ± 1.0", "val +12.5 ± 1.0", "–"]
 
 
 def test_an_unfinished_phase_has_its_newest_figures(folder: Path, tmp_path: Path) -> None:

@@ -64,6 +64,14 @@ def test_classes_are_named(drawn: list[Any]) -> None:
     drawn[0].canvas.draw()  # as text, not as a formula
 
 
+@pytest.mark.parametrize("most", [1, 2, 9, 20])
+def test_there_is_no_half_sample(most: int, drawn: list[Any]) -> None:
+    plots.plot_split(np.array([[most, 0], [1, 1]]), ["a", "b"], Path("x.png"))
+    bar = drawn[0].axes[1]
+    ticks = bar.get_yticks()
+    assert len(ticks) > 1 and np.array_equal(ticks, np.rint(ticks)) and bar.get_ylabel() == "samples"
+
+
 def test_the_file_has_the_pages_paper_and_the_darkest_cell_its_darkest_colour(tmp_path: Path) -> None:
     plots.plot_split(np.array([[9, 0], [1, 2]]), ["a", "b"], tmp_path / "x.png")
     red, green, blue = np.round(255 * matplotlib.image.imread(tmp_path / "x.png")[..., :3]).astype(int).reshape(-1, 3).T

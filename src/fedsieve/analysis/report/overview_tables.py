@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedsieve.analysis.report.tables import columns_of, signed, with_margin
+from fedsieve.analysis.report.tables import Name, columns_of, signed, with_margin
 from fedsieve.analysis.statistics import Interval
 from fedsieve.federate.traffic import size
 from fedsieve.observe.numbers import duration, percent
@@ -23,20 +23,22 @@ def groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
         figures = group["latest"] or group["figures"]
         cells = [_cell(figures[name], percent) for name in scores.values()]
         cells += [_cell(figures[name], show, False) for name, show in (("bytes_up", size), ("seconds", duration))]
-        table.add_row(Text(group["name"]), str(len(group["seeds"])), *cells, group["state"])
+        table.add_row(Name(group["name"]), str(len(group["seeds"])), *cells, group["state"])
     return table
 
 
 def gains_table(groups: Sequence[Mapping[str, Any]]) -> Table:
-    """One row for each phase of each group: the accuracy before and after it. The page has bytes and times as well."""
+    """One row for each phase of each group: the accuracy before and after it. The page has bytes and times as well.
+
+    The gain is that on test samples; where it is not known, that on validation samples, which is marked.
+    """
     table = columns_of(["runs", "phase", "rounds", "validation", "test", "gain (points)"], "accuracy by phase")
     table.columns[0].overflow = "fold"
     for group in groups:
         for place, phase in enumerate(group["gains"]):
-            gain = phase["test"]["gain"] or phase["val"]["gain"]
             cells = [_before_and_after(phase[score]) for score in ("val", "test")]
-            cells.append("–" if gain is None else signed(_interval(gain), lambda share: f"{100 * share:.1f}"))
-            table.add_row(Text("" if place else group["name"]), Text(phase["name"]), rounds_of(phase), *cells)
+            cells.append(_gain(phase))
+            table.add_row(Name("" if place else group["name"]), Text(phase["name"]), rounds_of(phase), *cells)
         table.add_section()
     for column in table.columns[2:]:
         column.no_wrap = True
@@ -46,6 +48,15 @@ def gains_table(groups: Sequence[Mapping[str, Any]]) -> Table:
 def rounds_of(phase: Mapping[str, Any]) -> str:
     """`10`, or `3 of 10` while it goes on."""
     return f"{phase['rounds'][0]:g}" + (f" of {phase['of']}" if phase["of"] is not None else "")
+
+
+def _gain(phase: Mapping[str, Any]) -> str:
+    """`+1.5 ± 0.4`, or `val +1.5 ± 0.4`."""
+    tested = phase["test"]["gain"]
+    found = tested or phase["val"]["gain"]
+    if found is None:
+        return "–"
+    return ("" if tested else "val ") + signed(_interval(found), lambda share: f"{100 * share:.1f}")
 
 
 def _before_and_after(score: Mapping[str, Any]) -> str:

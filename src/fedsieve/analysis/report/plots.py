@@ -157,7 +157,8 @@ def plot_split(counts: np.ndarray, classes: Sequence[str], path: Path) -> None:
     axis.set_title(
         f"{int(counts.sum()):,} samples, {counts.shape[0]:,} clients, {counts.shape[1]:,} classes", loc="left"
     )
-    figure.colorbar(picture, label="samples", shrink=0.8)
+    whole = matplotlib.ticker.MaxNLocator(integer=True)
+    figure.colorbar(picture, label="samples", shrink=0.8, ticks=whole)
     save_figure(figure, path)
 
 

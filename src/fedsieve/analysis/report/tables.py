@@ -6,6 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.containers import Lines
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +20,18 @@ if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.analysis.compare import Comparison, Group
     from fedsieve.analysis.foretell_run import ForetoldPhase
     from fedsieve.sieve.density import Layers
+
+
+class Name(Text):
+    """A name of runs: too long for its column, it is broken at `_`, `/` or `-` where that will do."""
+
+    def wrap(self, console: Console, width: int, **options: Any) -> Lines:
+        start, breaks = 0, []
+        for part in re.finditer(r"[^\s_/-]+|[\s_/-]", self.plain):
+            if len(self.plain[start : part.end()].rstrip()) > width and part.start() > start:
+                start = part.start()
+                breaks.append(start)
+        return Lines(line for one in self.divide(breaks) for line in one.wrap(console, width, **options))
 
 
 def columns_of(columns: Sequence[str], title: str | None = None) -> Table:
@@ -133,7 +147,7 @@ def comparison_table(comparison: "Comparison") -> Table:
             mean = group.means.get(name)
             with_interval = name.startswith("test")  # the files have all of them; a line has no room
             cells.append("–" if mean is None else with_margin(mean, show) if with_interval else show(mean.mean))
-        table.add_row(*map(Text, cells))
+        table.add_row(Name(cells[0]), *map(Text, cells[1:]))
     return table
 
 
@@ -162,7 +176,7 @@ def differences_table(comparison: "Comparison") -> Table:
             cells += ["0", "–", "–"]
         else:
             cells += [str(found.difference.count), signed(found.difference, show), chance(found.p)]
-        table.add_row(*map(Text, [*cells, chance(group.corrected)]))
+        table.add_row(Name(cells[0]), *map(Text, [*cells[1:], chance(group.corrected)]))
     return table
 
 

@@ -60,16 +60,20 @@ function bars(id, caption, rows, format, note = null) {
 const textWidth = (text) => 7 * text.length; // of 12 px, about
 const shortened = (text, room) =>
   textWidth(text) <= room ? text : `${text.slice(0, Math.max(4, Math.floor(room / 7) - 1))}…`;
+const LONGEST = textWidth("x".repeat(16)); // of names below columns
+
+/** How wide columns must be for their names to lie side by side. */
+const roomFor = (names) => Math.max(...names.map((name) => textWidth(shortened(name, LONGEST)))) + 6;
 
 /**
  * Names below columns that are `each` pixels wide: {height, texts: (left, top) -> elements}. They stand upright where
  * they are too long to lie side by side; where they are too many even so, each second, third, … is named.
  */
-function labelling(names, each, longest = 16) {
-  const cut = names.map((name) => shortened(name, textWidth("x".repeat(longest)))),
-    widest = Math.max(...cut.map(textWidth));
-  const lies = widest + 6 <= each || cut.every((name) => name.length < 3),
-    every = Math.ceil((lies ? widest + 6 : 13) / each);
+function labelling(names, each) {
+  const cut = names.map((name) => shortened(name, LONGEST)),
+    room = roomFor(names);
+  const lies = room <= each || cut.every((name) => name.length < 3),
+    every = Math.ceil((lies ? room : 13) / each);
   const place = (k, left, top) =>
     lies
       ? { x: left + (k + 0.5) * each, y: top + 15, "text-anchor": "middle" }
@@ -78,7 +82,7 @@ function labelling(names, each, longest = 16) {
           "text-anchor": "end",
         };
   return {
-    height: lies ? 18 : widest + 10,
+    height: lies ? 18 : room + 4,
     texts: (left, top) =>
       cut.flatMap((name, k) => (k % every ? [] : [element("text", { class: "name", ...place(k, left, top) }, name)])),
   };

@@ -76,7 +76,7 @@ function denseMap(id, caption, counts, { label, names, xLabel, yLabel, tell }, n
   const drawing = (plot, width) => {
     const left = 40,
       top = 4;
-    const each = Math.max(4, Math.min(64, (width - left - 2) / wide)),
+    const each = Math.max(4, Math.min(Math.max(64, roomFor(names)), (width - left - 2) / wide)),
       tall = Math.max(3, Math.min(18, 380 / counts.length));
     const labels = labelling(names, each),
       base = top + tall * counts.length,

@@ -102,7 +102,7 @@ function holdings() {
     "holdings",
     "Who holds which classes",
     `Training samples by client and class; of several seeds, the first. ${note ?? ""}`,
-    element("div", { class: "grid" }, figures),
+    element("div", { class: figures.length > 1 ? "grid" : null }, figures), // a single one has the page's width
   );
 }
 
