@@ -1,4 +1,4 @@
-"""The colours of the pages (web/style.css, as they are in light) for pictures, and what pictures look like."""
+"""The colours of the pages (web/style.css, in light mode) for pictures, and what pictures look like."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -55,7 +55,7 @@ function density() {
     "masks",
     "Where weights may change",
     "Per cent of each layer's weights that the masks leave free, the mean over the clients of the newest round that " +
-      "wrote it down; of several seeds, of the first with the most rounds. Darker (in dark, lighter) is denser.",
+      "wrote it down; of several seeds, of the first with the most rounds. The darker (in dark mode, the lighter), the denser.",
     element("div", { class: "grid" }, figures),
   );
 }
