@@ -112,6 +112,7 @@ def test_whatever_a_run_writes_is_ours(experiment: Maker, tmp_path: Path) -> Non
     assert {"checkpoints", "masks", "clients", "plugins", "tracking", "metrics.jsonl", ".lock"} <= names
     (out / "checkpoints" / ".00000004.safetensors.partial").touch()
     (out / "checkpoints" / "00000001.damaged").touch()
+    (out / "plugins" / ".mine.py.partial").touch()
     assert runs_to_replace(out) == [out] and described(out, [out]) == f"the run in {out} (4 rounds, not finished)"
     delete_runs(out)
     assert {path.name for path in out.rglob("*")} == {".lock"}
@@ -132,6 +133,8 @@ def test_whatever_a_run_writes_is_ours(experiment: Maker, tmp_path: Path) -> Non
         "tracking/wandb/wandb/mine/run.wandb",
         "plugins/notes.txt",
         "plugins/more/mine.py",
+        "plugins/mine.py",
+        "plugins/.mine.py.partial",
         ".split.json.partial/notes.txt",
         "checkpoints/00000009.safetensors/notes.txt",
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsieve.errors import InputError
 from fedsieve.runs.folder import FILES
-from fedsieve.runs.read import read_experiment
+from fedsieve.runs.read import PLUGINS, read_experiment
 
 SEED = re.compile(r"seed-\d+")
 WANDB = r"tracking/wandb/wandb"
@@ -21,7 +21,6 @@ OURS = re.compile(
     r"|checkpoints/\.?\d{8,}\.(safetensors|damaged)(\.partial)?"
     r"|masks/[\w-]+/\.?((start|shared|client-\d{6,})\.safetensors|bytes\.json)(\.partial)?"
     r"|clients/[\w-]+/\.?client-\d{6,}-round-\d{8,}\.safetensors(\.partial)?"
-    r"|plugins/\.?[^/]+\.py(\.partial)?"
     r"|tracking/(id|\.id\.partial)"
     r"|tracking/tensorboard/events\.out\.tfevents\.\d+"
     r"|tracking/mlflow/(ready|mlflow\.db(-journal|-wal|-shm)?)"
@@ -67,7 +66,10 @@ def _contents(run: Path) -> list[Path]:
     """
     if not (run / "experiment.yaml").exists():
         raise InputError(f"--out {run} is no run, for it has no experiment.yaml; --force replaces nothing else")
-    phases = [phase.name for phase in read_experiment(run).phases]
+    experiment = read_experiment(run)
+    phases = [phase.name for phase in experiment.phases]
+    plugins = [Path(path).name for path in experiment.plugins]
+    copies = {f"{PLUGINS}/{name}" for plugin in plugins for name in (plugin, f".{plugin}.partial")}
     found = sorted(run.rglob("*"), reverse=True)  # what is in a folder comes before it
     for path in found:
         name = path.relative_to(run).as_posix()
@@ -77,7 +79,7 @@ def _contents(run: Path) -> list[Path]:
             top, _, phase = name.partition("/")
             is_ours = bool(FOLDERS.fullmatch(name)) or (top in ("masks", "clients") and phase in phases)
         else:
-            is_ours = _is_file(path) and bool(OURS.fullmatch(name))
+            is_ours = _is_file(path) and (bool(OURS.fullmatch(name)) or name in copies)
         if not is_ours:
             raise InputError(f"--out {run} holds {name}, which is not of a run; --force replaces nothing else")
     return sorted(found, key=lambda path: path == run / "experiment.yaml")
