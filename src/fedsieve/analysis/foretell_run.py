@@ -14,7 +14,7 @@ from fedsieve.phase import Phase
 from fedsieve.runs.checkpoint import Progress, find_newest
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.read import read_metrics
-from fedsieve.runs.replace import runs_to_replace
+from fedsieve.runs.replace import refuse_to_lose_input, runs_to_replace
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # bytes of a value
 
@@ -36,7 +36,8 @@ def foretold(experiment: Experiment, folder: Path, seeds: int, resume: bool, for
     """The phases of a run, after the same checks as for a run; with `resume`, what is left of the one in the folder."""
     is_resumed = False
     if force:
-        runs_to_replace(folder)
+        if runs_to_replace(folder):
+            refuse_to_lose_input(experiment, folder)
     elif seeds > 1:
         refuse_unless_ours(folder, experiment, resume)
     else:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 from fedsieve.runs.folder import FILES
 from fedsieve.runs.read import PLUGINS, read_experiment
@@ -91,6 +92,22 @@ def _is_folder(path: Path) -> bool:
 
 def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
+
+
+def refuse_to_lose_input(experiment: Experiment, folder: Path) -> None:
+    """InputError if an experiment reads something that lies in the folder: it would be gone when the run begins."""
+    settings = experiment.resolved()
+    masks = {f"phases.{number}.mask.file": phase.mask for number, phase in enumerate(settings.phases)}
+    inputs = {
+        "model.init": settings.model.init,
+        "model.backbone": settings.model.backbone,
+        "data.path": settings.data.path,
+        **{key: mask.file for key, mask in masks.items() if mask is not None},
+        **{f"plugin {Path(path).name}": path for path in settings.plugins},
+    }
+    for name, path in inputs.items():
+        if path is not None and Path(path).is_relative_to(folder.resolve()):  # names, such as pico, are relative
+            raise InputError(f"{name} lies in {folder}, which --force would delete; give another --out")
 
 
 @contextmanager
