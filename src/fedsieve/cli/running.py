@@ -118,6 +118,8 @@ def foretell(settings: "Experiment", folder: Path, seeds: int, resume: bool, for
     rows = foretold(settings, folder, seeds, resume, force)
     terminal = console()
     terminal.print(foretold_phases_table(rows, seeds))
+    for note in (note for row in rows for note in row.notes):
+        terminal.print(f"note: {note}", soft_wrap=True)
     if force and (runs := runs_to_replace(folder)):
         terminal.print(f"would replace {described(folder, runs)}", soft_wrap=True)
     terminal.print(f"would be written to {folder}; nothing was run or written", soft_wrap=True)
