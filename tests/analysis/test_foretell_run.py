@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsieve.analysis import foretell_run
 from fedsieve.analysis.foretell_run import foretold
+from fedsieve.analysis.repeat import repeat
 from fedsieve.config.schema import Experiment
 from fedsieve.experiment import run
 from fedsieve.runs.read import read_metrics
@@ -18,8 +20,8 @@ def test_it_says_what_would_be_run_and_writes_nothing(fedsieve: Callable, file: 
     code, printed, _ = fedsieve("run", str(file), "--dry-run", "--seeds", "3")
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
     assert code == 0 and [row[:3] for row in rows] == [
-        ["head", "3", "3"],
-        ["all", "2", "3"],
+        ["head", "9", "3"],
+        ["all", "6", "3"],
         ["3 seeds", "15", ""],
     ]
     assert all(row[-1].endswith(" s") for row in rows)
@@ -78,4 +80,34 @@ def test_nothing_is_left_of_a_finished_run(experiment: Maker, tmp_path: Path) ->
     stop = "phases.1.stop={target: 0.0}"
     run(experiment(stop), tmp_path / "run")
     phases = foretold(experiment(stop), tmp_path / "run", 1, resume=True, force=False)
-    assert [phase.rounds for phase in phases] == [0, 0]
+    assert [(phase.rounds, phase.seconds, phase.notes) for phase in phases] == [(0, 0.0, []), (0, 0.0, [])]
+
+
+def test_finished_seeds_count_nothing(experiment: Maker, tmp_path: Path) -> None:
+    repeat(experiment(), tmp_path / "runs", 2)
+    with pytest.raises(KeyboardInterrupt):
+        repeat(experiment(), tmp_path / "runs", 3, resume=True, callback=interrupt(4))
+    left = [foretold(experiment(), tmp_path / "runs", seeds, resume=True, force=False) for seeds in (2, 3, 4)]
+    assert [[phase.rounds for phase in phases] for phases in left] == [[0, 0], [0, 1], [3, 3]]
+    assert [phase.seconds for phase in left[0]] == [0.0, 0.0] and left[1][0].seconds == 0.0
+
+
+def test_a_runs_start_counts_once_in_each_run_that_is_left(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(foretell_run, "PER_RUN", 1e6)
+    with pytest.raises(KeyboardInterrupt):
+        repeat(experiment(), tmp_path / "runs", 1, callback=interrupt(4))
+    for seeds, runs in ((1, (0, 1)), (3, (2, 1))):
+        folder = tmp_path / "runs" / "seed-7" if seeds == 1 else tmp_path / "runs"
+        phases = foretold(experiment(), folder, seeds, resume=True, force=False)
+        assert tuple(phase.seconds // 1e6 for phase in phases) == runs
+
+
+def test_it_prints_the_notes_that_a_run_begins_with(fedsieve: Callable, file: Path) -> None:
+    parts = ("phases.0.method=scaffold", "phases.0.local.momentum=0", "phases.1.aggregate=median")
+    options = ("run", str(file), *parts, "phases.1.mask={rule: random, sparsity: 0.5}", "--out", "run")
+    before, told = fedsieve(*options, "--dry-run")[1], fedsieve(*options)[1]
+    notes = [line for line in before.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 3 and "remembers" in notes[0] and "holds all updates" in notes[1] and "kept" in notes[2]
+    assert [line for line in told.splitlines() if line.startswith("note: phase")][:3] == notes

@@ -93,6 +93,39 @@ def test_wrong_input_deletes_nothing(fedsieve: Callable, file: Path, tmp_path: P
     assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
+@pytest.mark.parametrize(
+    ("reads", "named"),
+    [
+        ("model.init=old", "model.init"),
+        ("model.init=link", "model.init"),
+        ("model.backbone=old/model.safetensors", "model.backbone"),
+        ("data.path=old/split.json", "data.path"),
+        ("phases.1.mask={file: old/masks/all/client-000000.safetensors}", "phases.1.mask.file"),
+        ("plugins=[place/old/plugins/mine.py]", "plugin mine.py"),
+    ],
+)
+def test_a_run_that_the_new_one_reads_is_kept(
+    fedsieve: Callable, file: Path, experiment: Maker, reads: str, named: str
+) -> None:
+    Path("mine.py").write_text("import fedsieve\n\n\n@fedsieve.schedule\ndef mine(done):\n    return 1.0\n")
+    Path("link").symlink_to("old")
+    run(experiment("phases.1.rounds=1", *MASKED), Path("old"), plugins=["mine.py"])
+    before = {path: path.read_bytes() for path in Path("old").rglob("*") if path.is_file()}
+    for more in (["--yes"], ["--dry-run"], []):
+        code, printed, told = fedsieve("run", str(file), reads, "--out", "old", "--force", *more)
+        assert (code, printed) == (2, "")
+        assert told == f"error: {named} lies in old, which --force would delete; give another --out\n"
+    assert before == {path: path.read_bytes() for path in Path("old").rglob("*") if path.is_file()}
+
+
+def test_a_seed_that_the_new_seeds_start_from_is_kept(fedsieve: Callable, file: Path) -> None:
+    assert fedsieve("run", str(file), "--out", "old", "--seeds", "2")[0] == 0
+    again = ("run", str(file), "model.init=old/seed-7", "--seeds", "2", "--force")
+    code, _, told = fedsieve(*again, "--out", "old", "--yes")
+    assert code == 2 and "model.init lies in old," in told and seed_of(Path("old", "seed-7")) == 7
+    assert fedsieve(*again, "--out", "old/seed-8", "--dry-run")[0] == 0
+
+
 def test_seeds_are_replaced_together(fedsieve: Callable, file: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert fedsieve("run", str(file), "--out", str(out), "--seeds", "3")[0] == 0
@@ -112,6 +145,7 @@ def test_whatever_a_run_writes_is_ours(experiment: Maker, tmp_path: Path) -> Non
     assert {"checkpoints", "masks", "clients", "plugins", "tracking", "metrics.jsonl", ".lock"} <= names
     (out / "checkpoints" / ".00000004.safetensors.partial").touch()
     (out / "checkpoints" / "00000001.damaged").touch()
+    (out / "plugins" / ".mine.py.partial").touch()
     assert runs_to_replace(out) == [out] and described(out, [out]) == f"the run in {out} (4 rounds, not finished)"
     delete_runs(out)
     assert {path.name for path in out.rglob("*")} == {".lock"}
@@ -132,6 +166,8 @@ def test_whatever_a_run_writes_is_ours(experiment: Maker, tmp_path: Path) -> Non
         "tracking/wandb/wandb/mine/run.wandb",
         "plugins/notes.txt",
         "plugins/more/mine.py",
+        "plugins/mine.py",
+        "plugins/.mine.py.partial",
         ".split.json.partial/notes.txt",
         "checkpoints/00000009.safetensors/notes.txt",
     ],

@@ -6,53 +6,69 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsieve.analysis.estimate import PER_RUN, Estimator
-from fedsieve.analysis.repeat import refuse_unless_ours
+from fedsieve.analysis.repeat import refuse_unless_ours, seeded_runs
 from fedsieve.config.schema import Experiment
 from fedsieve.experiment import check
+from fedsieve.experiment.notes import notes_on
 from fedsieve.experiment.results import why_over
+from fedsieve.observe.time_left import PhaseEstimate
 from fedsieve.phase import Phase
 from fedsieve.runs.checkpoint import Progress, find_newest
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.read import read_metrics
-from fedsieve.runs.replace import runs_to_replace
+from fedsieve.runs.replace import refuse_to_lose_input, runs_to_replace
 
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}  # bytes of a value
 
 
 @dataclass(frozen=True)
 class ForetoldPhase:
-    """What is left of a phase."""
+    """What is left of a phase, in the runs of all seeds together."""
 
     name: str
     rounds: int
     clients: int  # in a round
     seconds: float
-    features: float  # of these, for what later runs need not compute again
     up: float  # bytes a round, about
     down: float  # at most
+    notes: list[str]  # that a run begins with
 
 
 def foretold(experiment: Experiment, folder: Path, seeds: int, resume: bool, force: bool) -> list[ForetoldPhase]:
-    """The phases of a run, after the same checks as for a run; with `resume`, what is left of the one in the folder."""
-    is_resumed = False
+    """The phases of a run, after the same checks as for a run; with `resume`, what is left of those in the folder."""
+    check_folder(experiment, folder, seeds, resume, force)
+    phases = check(experiment, folder)
+    folders = [folder] if seeds == 1 else [place for _, place in seeded_runs(experiment, folder, seeds)]
+    passed = [rounds_passed(phases, place) if resume else [0] * len(phases) for place in folders]
+    estimates = Estimator().phases(experiment)
+    first = [next((n for n, one in enumerate(estimates) if done[n] < len(one.rounds)), None) for done in passed]
+    found = []
+    for number, (phase, estimate) in enumerate(zip(phases, estimates, strict=True)):
+        done = [run[number] for run in passed]
+        rounds = sum(len(estimate.rounds[before:]) for before in done)
+        seconds = first.count(number) * PER_RUN + sum(seconds_left(estimate, before) for before in done)
+        seconds += 0.0 if any(done) else estimate.features  # else they are in the cache, as they are for later seeds
+        notes = notes_on(experiment, phase) if rounds else []
+        up, down = bytes_up(phase, experiment), bytes_down(phase)
+        found.append(ForetoldPhase(estimate.name, rounds, phase.per_round, seconds, up, down, notes))
+    return found
+
+
+def check_folder(experiment: Experiment, folder: Path, seeds: int, resume: bool, force: bool) -> None:
+    """InputError if the folder is not one to run into."""
     if force:
-        runs_to_replace(folder)
+        if runs_to_replace(folder):
+            refuse_to_lose_input(experiment, folder)
     elif seeds > 1:
         refuse_unless_ours(folder, experiment, resume)
     else:
         RunFolder(folder, settled(experiment, folder, resume), resume)
-        is_resumed = resume
-    phases = check(experiment, folder)
-    passed = rounds_passed(phases, folder) if is_resumed else [0] * len(phases)
-    found: list[ForetoldPhase] = []
-    for phase, done, estimate in zip(phases, passed, Estimator().phases(experiment), strict=True):
-        left = estimate.rounds[done:]
-        seconds = sum(left) + (0.0 if done else estimate.start + estimate.features) + (estimate.end if left else 0.0)
-        seconds += PER_RUN if not found else 0.0
-        features = 0.0 if done else estimate.features
-        up, down = bytes_up(phase, experiment), bytes_down(phase)
-        found.append(ForetoldPhase(estimate.name, len(left), phase.per_round, seconds, features, up, down))
-    return found
+
+
+def seconds_left(estimate: PhaseEstimate, done: int) -> float:
+    """Of a phase in one run after so many rounds, without its features."""
+    left = estimate.rounds[done:]
+    return sum(left) + (0.0 if done else estimate.start) + (estimate.end if left else 0.0)
 
 
 def rounds_passed(phases: Sequence[Phase], folder: Path) -> list[int]:

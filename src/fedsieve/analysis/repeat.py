@@ -28,12 +28,17 @@ def repeat(
         raise InputError(f"--seeds {count} from seed {experiment.seed} on ends above {2**63 - 1}; use a lower seed")
     refuse_unless_ours(folder, experiment, resume)
     results = []
-    for number in range(count):
-        seed = experiment.seed + number
-        callback.repetition(number + 1, count)
-        results.append(run(with_seed(experiment, seed), folder / f"seed-{seed}", resume, callback))
+    for number, (seeded, place) in enumerate(seeded_runs(experiment, folder, count), start=1):
+        callback.repetition(number, count)
+        results.append(run(seeded, place, resume, callback))
     write_text(folder / "seeds.json", json.dumps(summary(results), indent=2, allow_nan=False) + "\n")
     return results
+
+
+def seeded_runs(experiment: Experiment, folder: Path, count: int) -> list[tuple[Experiment, Path]]:
+    """The experiment with each of its seeds, and the folder for it."""
+    seeds = range(experiment.seed, experiment.seed + count)
+    return [(with_seed(experiment, seed), folder / f"seed-{seed}") for seed in seeds]
 
 
 def with_seed(experiment: Experiment, seed: int) -> Experiment:

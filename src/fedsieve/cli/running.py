@@ -118,6 +118,8 @@ def foretell(settings: "Experiment", folder: Path, seeds: int, resume: bool, for
     rows = foretold(settings, folder, seeds, resume, force)
     terminal = console()
     terminal.print(foretold_phases_table(rows, seeds))
+    for note in (note for row in rows for note in row.notes):
+        terminal.print(f"note: {note}", soft_wrap=True)
     if force and (runs := runs_to_replace(folder)):
         terminal.print(f"would replace {described(folder, runs)}", soft_wrap=True)
     terminal.print(f"would be written to {folder}; nothing was run or written", soft_wrap=True)
@@ -126,10 +128,11 @@ def foretell(settings: "Experiment", folder: Path, seeds: int, resume: bool, for
 def replace_runs(settings: "Experiment", folder: Path, is_sure: bool) -> None:
     """Delete the run, or runs over seeds, in a folder: after a question, and once the new input is checked."""
     from fedsieve.experiment import check
-    from fedsieve.runs.replace import delete_runs, described, runs_to_replace
+    from fedsieve.runs.replace import delete_runs, described, refuse_to_lose_input, runs_to_replace
 
     if not (runs := runs_to_replace(folder)):
         return
+    refuse_to_lose_input(settings, folder)
     what = described(folder, runs)
     if not is_sure and not sys.stdin.isatty():
         raise InputError(f"--force would replace {what}; add --yes to do so without being asked")

@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 from fedsieve.runs.folder import FILES
-from fedsieve.runs.read import read_experiment
+from fedsieve.runs.read import PLUGINS, read_experiment
 
 SEED = re.compile(r"seed-\d+")
 WANDB = r"tracking/wandb/wandb"
@@ -21,7 +22,6 @@ OURS = re.compile(
     r"|checkpoints/\.?\d{8,}\.(safetensors|damaged)(\.partial)?"
     r"|masks/[\w-]+/\.?((start|shared|client-\d{6,})\.safetensors|bytes\.json)(\.partial)?"
     r"|clients/[\w-]+/\.?client-\d{6,}-round-\d{8,}\.safetensors(\.partial)?"
-    r"|plugins/\.?[^/]+\.py(\.partial)?"
     r"|tracking/(id|\.id\.partial)"
     r"|tracking/tensorboard/events\.out\.tfevents\.\d+"
     r"|tracking/mlflow/(ready|mlflow\.db(-journal|-wal|-shm)?)"
@@ -67,7 +67,10 @@ def _contents(run: Path) -> list[Path]:
     """
     if not (run / "experiment.yaml").exists():
         raise InputError(f"--out {run} is no run, for it has no experiment.yaml; --force replaces nothing else")
-    phases = [phase.name for phase in read_experiment(run).phases]
+    experiment = read_experiment(run)
+    phases = [phase.name for phase in experiment.phases]
+    plugins = [Path(path).name for path in experiment.plugins]
+    copies = {f"{PLUGINS}/{name}" for plugin in plugins for name in (plugin, f".{plugin}.partial")}
     found = sorted(run.rglob("*"), reverse=True)  # what is in a folder comes before it
     for path in found:
         name = path.relative_to(run).as_posix()
@@ -77,7 +80,7 @@ def _contents(run: Path) -> list[Path]:
             top, _, phase = name.partition("/")
             is_ours = bool(FOLDERS.fullmatch(name)) or (top in ("masks", "clients") and phase in phases)
         else:
-            is_ours = _is_file(path) and bool(OURS.fullmatch(name))
+            is_ours = _is_file(path) and (bool(OURS.fullmatch(name)) or name in copies)
         if not is_ours:
             raise InputError(f"--out {run} holds {name}, which is not of a run; --force replaces nothing else")
     return sorted(found, key=lambda path: path == run / "experiment.yaml")
@@ -89,6 +92,22 @@ def _is_folder(path: Path) -> bool:
 
 def _is_file(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
+
+
+def refuse_to_lose_input(experiment: Experiment, folder: Path) -> None:
+    """InputError if an experiment reads something that lies in the folder: it would be gone when the run begins."""
+    settings = experiment.resolved()
+    masks = {f"phases.{number}.mask.file": phase.mask for number, phase in enumerate(settings.phases)}
+    inputs = {
+        "model.init": settings.model.init,
+        "model.backbone": settings.model.backbone,
+        "data.path": settings.data.path,
+        **{key: mask.file for key, mask in masks.items() if mask is not None},
+        **{f"plugin {Path(path).name}": path for path in settings.plugins},
+    }
+    for name, path in inputs.items():
+        if path is not None and Path(path).is_relative_to(folder.resolve()):  # names, such as pico, are relative
+            raise InputError(f"{name} lies in {folder}, which --force would delete; give another --out")
 
 
 @contextmanager

@@ -274,15 +274,13 @@ def foretold_table(rows: Sequence[tuple[str, int, float]]) -> Table:
 
 
 def foretold_phases_table(phases: Sequence["ForetoldPhase"], seeds: int) -> Table:
-    """What a run would do in each phase, and how long that would take."""
+    """What a run, or those of all seeds, would do in each phase, and how long that would take."""
     table = columns_of(["phase", "rounds", "clients", "up a round", "down a round", "estimate"])
     for phase in phases:
         up, down = (f"{about} {size(count)}" for about, count in (("~", phase.up), ("≤", phase.down)))
         table.add_row(phase.name, str(phase.rounds), str(phase.clients), up, down, duration(phase.seconds))
     table.add_section()
-    each, features = sum(phase.seconds for phase in phases), sum(phase.features for phase in phases)
-    rounds = sum(phase.rounds for phase in phases)
     label = "in all" if seeds == 1 else f"{seeds} seeds"
-    total = seeds * each - (seeds - 1) * features
-    table.add_row(label, str(seeds * rounds), "", "", "", duration(total))
+    rounds, seconds = sum(phase.rounds for phase in phases), sum(phase.seconds for phase in phases)
+    table.add_row(label, str(rounds), "", "", "", duration(seconds))
     return table
