@@ -55,7 +55,7 @@ ZERO_SUM = "clients.secure=zero_sum"
         (["phases.0.method=fednova", "phases.0.optimizer_state=carry"], "go with optimizer_state: carry: .*reset"),
         (
             ["phases.0.method=fednova", "phases.0.aggregate=active", "phases.0.mask={sparsity: 0.5, rule: random}"],
-            "fednova does not go with aggregate other than mean under masks of each client's own: tau would differ",
+            "fednova does not go with an aggregate other than mean under clients' own masks: tau would differ",
         ),
         (["phases.0.stop={}"], "phases.0.stop: give target .* or patience"),
         (["phases.0.stop={target: 1.2}"], "phases.0.stop.target is 1.2; it should be less than or equal to 1"),

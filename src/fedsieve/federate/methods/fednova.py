@@ -38,7 +38,7 @@ class FedNova(FedAvg):
             lambda phase, _: phase.mask is not None and phase.mask.refresh == "epoch",
         ),
         Refusal(
-            "aggregate other than mean under masks of each client's own",
+            "an aggregate other than mean under clients' own masks",
             "tau would differ from weight to weight; use aggregate: mean, or mask.scope: server or federated",
             lambda phase, _: option(phase.aggregate) != "mean" and phase.mask is not None and not phase.mask.is_shared,
         ),
