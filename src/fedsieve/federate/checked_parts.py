@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsieve.config.registry import Registry, settings_of
 from fedsieve.config.settings import option
-from fedsieve.errors import PartError, RunError
+from fedsieve.errors import PartError
 from fedsieve.federate.aggregators import AGGREGATORS
 from fedsieve.federate.methods import METHODS
 from fedsieve.federate.methods.fedavg import FedAvg
@@ -129,7 +129,7 @@ def _aggregator(name: str, part: Any) -> Any:
             found = super().finish()
             if not isinstance(found, Tensor) or found.shape != self._expected:
                 expected = f"expected a direction, {self._expected.numel():,} numbers"
-                raise RunError(f"aggregator {name} gives {_described(found)}; {expected}")
+                raise PartError(f"aggregator {name} gives {_described(found)}; {expected}")
             return found.double()
 
     return Checked
@@ -140,7 +140,7 @@ def _server_optimizer(name: str, part: Any) -> Any:
         def start(self, weights: Tensor) -> State:
             found = super().start(weights)
             if not isinstance(found, dict) or any(_shape(one) != weights.shape for one in found.values()):
-                raise RunError(
+                raise PartError(
                     f"server optimizer {name}: start gives {_described(found)}; expected a dict of tensors as long as "
                     "the weights"
                 )
@@ -150,17 +150,17 @@ def _server_optimizer(name: str, part: Any) -> Any:
             names = state.keys()
             found = super().step(weights, direction, state)
             if not isinstance(found, tuple) or len(found) != 2:
-                raise RunError(
+                raise PartError(
                     f"server optimizer {name}: step gives {_described(found)}; expected the new weights and a dict of "
                     "what it remembers"
                 )
             after, remembered = found
             if _shape(after) != weights.shape:
-                raise RunError(
+                raise PartError(
                     f"server optimizer {name}: step gives {_described(after)}; expected {len(weights):,} new weights"
                 )
             if not isinstance(remembered, dict) or remembered.keys() != names:
-                raise RunError(
+                raise PartError(
                     f"server optimizer {name}: step remembers {_described(remembered)}; expected a dict with the names "
                     f"that start gives ({', '.join(names) or 'none'})"
                 )
@@ -186,15 +186,15 @@ def _clients(name: str, function: str, found: Any, possible: Any) -> list[int]:
     what = f"selection {name}: {function} gives"
     given = list(found) if isinstance(found, Sequence | np.ndarray | set | frozenset) else None
     if given is None or not all(isinstance(one, Integral) for one in given):
-        raise RunError(f"{what} {_described(found)}; expected a list of clients' numbers")
+        raise PartError(f"{what} {_described(found)}; expected a list of clients' numbers")
     clients = [int(one) for one in given]
     if not clients:
-        raise RunError(f"{what} no client; expected at least one")
+        raise PartError(f"{what} no client; expected at least one")
     if others := [one for one in clients if one not in possible]:
         who = f"0 to {len(possible) - 1:,}" if isinstance(possible, range) else "the candidates"
-        raise RunError(f"{what} client {others[0]}; expected one of {who}")
+        raise PartError(f"{what} client {others[0]}; expected one of {who}")
     if len(set(clients)) < len(clients):
-        raise RunError(f"{what} a client twice; expected each at most once")
+        raise PartError(f"{what} a client twice; expected each at most once")
     return clients
 
 
