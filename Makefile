@@ -13,7 +13,7 @@ test: .venv/installed-dev
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
-# Every allowed combination of methods, aggregators, optimizers, masks and secure sums: about 40 minutes on 2 cores.
+# Every allowed combination of methods, aggregators, optimizers, masks and secure sums: about 45 minutes on 2 cores.
 matrix: .venv/installed-dev
 	FEDSIEVE_MATRIX=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/experiment/test_combinations.py \
 		--numprocesses auto --maxprocesses 4 --dist worksteal

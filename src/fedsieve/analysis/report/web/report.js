@@ -30,7 +30,10 @@ function report() {
 
 const shown = () => data.groups.filter((group) => !state.hidden.has(group.name));
 const named = (group, text = group.name) =>
-  element("span", { class: "named" }, key(group.order), element("span", {}, text));
+  element("span", { class: "named" }, key(group.order), element("span", {}, breakable(text)));
+
+/** A long name may be broken behind `/`, `_` and `-`, as in the tables of the terminal. */
+const breakable = (text) => text.split(/(?<=[/_-])/).flatMap((part) => [part, element("wbr")]);
 
 function header() {
   const runs = data.groups.reduce((sum, group) => sum + group.seeds.length, 0);
