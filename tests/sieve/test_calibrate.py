@@ -305,6 +305,7 @@ X, Y = torch.zeros(2, 3), torch.tensor([0, 3])
         ({"parameters": [1]}, "parameters is of type list; give a dict of names and parameters"),
         ({"parameters": {}}, "parameters is empty; name some, or leave it out for all that require a gradient"),
         ({"parameters": {"weight": nn.Parameter(torch.zeros(4, 3))}}, "parameters: 'weight' is no parameter of the"),
+        ({"kind": "batch", "batches": [(X[:0], Y[:0])]}, "batches gave no samples; pass a list or a DataLoader"),
         ({"kind": "empirical", "batches": [(X, torch.tensor([1, 7]))]}, "a label is 7, and the model has 4 classes"),
         ({"kind": "batch", "batches": [(X, torch.tensor([-1, 0]))]}, "a label is -1, and the model has 4 classes"),
         ({"kind": "batch", "batches": [(X, torch.zeros(2))]}, "labels are float32 of shape [2]; give a whole number"),

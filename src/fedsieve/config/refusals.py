@@ -61,7 +61,7 @@ CARRIES = Refusal(
 
 def refusals_of(part: object) -> tuple[Refusal, ...]:
     """All combinations that a part is refused in: its own, and those that follow from its attributes."""
-    is_aggregator = hasattr(part, "finish")
+    is_aggregator = hasattr(part, "add") and hasattr(part, "finish")
     general = [
         # Said by the class itself: what derives from the mean may look at single updates all the same.
         (NEEDS_SINGLE_UPDATES, is_aggregator and not vars(part).get("takes_averages", False)),

@@ -55,12 +55,14 @@ def inputs_and_labels(batch: Any) -> Batch:
 
 
 def checked_batches(model: nn.Module, batches: Iterable[Batch], uses_labels: bool) -> Iterator[Batch]:
-    """The same batches, with labels as whole numbers; to be read within `giving_scores`.
+    """The same batches without empty ones, with labels as whole numbers; to be read within `giving_scores`.
 
     InputError if the model cannot work on the first sample, or if labels that are used are none of its classes.
     """
     classes = None
     for inputs, labels in batches:
+        if not len(labels):
+            continue
         classes = _scores_of_one(model, inputs[:1]).shape[1] if classes is None else classes
         if uses_labels:
             if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
