@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from fedsieve.cli import main
 from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.config.schema import Experiment
-from fedsieve.engine import worker_pool
+from fedsieve.engine import pace
 from fedsieve.engine.worker_pool import Worker, WorkerPool
 from fedsieve.model.vit import ViT, ViTShape, initialize
 
@@ -100,7 +100,7 @@ def by_workers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(WorkerPool, "__init__", wait_first)
     monkeypatch.setattr(WorkerPool, "_hear", count)
-    monkeypatch.setattr(worker_pool, "TINY", 0.0)
+    monkeypatch.setattr(pace, "TINY", 0.0)
     return done
 
 

@@ -74,7 +74,9 @@ class RunContext:
         given: Model | None = None,
     ) -> None:
         size_limit()  # fails now if $FEDSIEVE_CACHE_GB is no size
-        self.experiment, self.callback, self.device = experiment, callback, experiment.device
+        self.experiment, self.callback = experiment, callback
+        # A driver without a GPU may lead a cluster that has some.
+        self.device = experiment.device if experiment.device == "cpu" or torch.cuda.is_available() else "cpu"
         self.data: Dataset = data or load(experiment.data)
         self.training, self.validation = hold_out_validation(experiment, self.data)
         self.validation_sample = sample_validation(experiment, self.data, self.validation)
@@ -90,7 +92,7 @@ class RunContext:
         self.model = FlatModel(self.classifier, self.device)
         if experiment.compile:
             compile_blocks(self.classifier, self.device)
-        self._features: dict[str, Tensor] = {}  # of the training and the test set
+        self.features: dict[str, Tensor] = {}  # of the training and the test set, as far as they are known
         self._fingerprints: dict[int, str] = {}  # of the frozen part, by depth
         self.noted: dict[str, str] = {}  # by topic
         for note in self.data.notes + self.partition.notes + notes_on(experiment.precision, self.device):
@@ -129,7 +131,7 @@ class RunContext:
 
     def forget_outputs(self) -> None:
         """Drop what is kept in memory: the frozen part may be another one now, or have other weights."""
-        self._features.clear()
+        self.features.clear()
         self._fingerprints.clear()
 
     def network(self, depth: int) -> nn.Module:
@@ -144,10 +146,10 @@ class RunContext:
         """
         compute = compute or self._computed_here
         if depth == self.feature_depth:  # features are small: those of all samples are kept, for every use
-            if part not in self._features:
+            if part not in self.features:
                 rows = self._cached(part, None, depth, compute, self.callback.features)
-                self._features[part] = rows.to(self.device)
-            known, where = self._features[part], torch.from_numpy(positions)
+                self.features[part] = rows.to(self.device)
+            known, where = self.features[part], torch.from_numpy(positions)
             return lambda batch: known[where[batch]].to(self.device)
         silent = len(positions) < SLOW
         progress = (lambda *_: None) if silent else self.callback.features
@@ -172,7 +174,7 @@ class RunContext:
                 self.samples(part),
                 positions,
                 self.transform,
-                self.device,
+                self.experiment.device,  # where they are computed
                 partial(compute, part, positions, depth),
                 self.experiment.precision,
                 self.experiment.compile,
@@ -190,7 +192,8 @@ class RunContext:
         samples = self.samples(part)
         own = positions if positions is not None else np.arange(len(samples))
         with section("features"):
-            batch = samples.images[torch.from_numpy(own[first : first + images_at_once(self.device)])].to(self.device)
+            some = torch.from_numpy(own[first : first + images_at_once(self.experiment.device)])
+            batch = samples.images[some].to(self.device)
             images = self.transform.evaluation(batch)
             return batch_outputs(self.classifier, depth, images, self.experiment.precision).numpy()
 

@@ -13,7 +13,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.errors import InputError
 from fedsieve.federate.checked_parts import aggregator_of, method_of, server_optimizer_of
-from fedsieve.federate.mask_source import MaskFiles, MaskSource, origin_of
+from fedsieve.federate.mask_source import KeptMasks, MaskFiles, MaskSource, origin_of
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.methods.ridge import Ridge
 from fedsieve.federate.transport import Transport
@@ -95,17 +95,20 @@ def check_mask_files(experiment: Experiment, phases: list[Phase]) -> None:
             raise InputError(f"{what}; give one that leaves some to train")
 
 
-def mask_source(context: RunContext, phase: Phase, start: Tensor | None, folder: Path | None) -> MaskSource | None:
-    """The source of the masks of a phase's clients; they are kept in `folder`, the run's, if there is one."""
+def mask_files(context: RunContext, phase: Phase, start: Tensor | None, folder: Path) -> MaskFiles:
+    """The masks of a phase that are kept in a run's folder."""
+    name = phase.settings.name
+    origin = origin_of(name, context.experiment.seed, context.fingerprint, start)
+    return MaskFiles(folder / "masks" / name, origin, context.note)
+
+
+def mask_source(context: RunContext, phase: Phase, start: Tensor | None, files: KeptMasks | None) -> MaskSource | None:
+    """The source of the masks of a phase's clients; those that are drawn once are kept in `files`."""
     settings, experiment = phase.settings, context.experiment
     if settings.mask is None:
         return None
     if settings.mask.calibration_rounds > 1 and not settings.mask.looks_at_data and settings.mask.file is None:
         context.note(f"calibration_rounds changes nothing for rule {settings.mask.rule}; one is enough")
-    files = None
-    if folder is not None:
-        origin = origin_of(settings.name, experiment.seed, context.fingerprint, start)
-        files = MaskFiles(folder / "masks" / settings.name, origin, context.note)
     network = context.network(calibration_depth(context, phase))
     batch_size = settings.local.batch_size
     seed, scope = experiment.seed, phase.scope

@@ -22,11 +22,12 @@ from safetensors.torch import load_file, save_file
 from fedsieve.config.registry import Registry
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
-from fedsieve.engine import worker_pool as module
+from fedsieve.engine import pace
 from fedsieve.engine.channel import SharedBuffer
+from fedsieve.engine.dispatch import AHEAD, ATTEMPTS
 from fedsieve.engine.published import PublishedVectors, VectorReader
 from fedsieve.engine.start import engine_for
-from fedsieve.engine.worker_pool import AHEAD, ATTEMPTS, WorkerPool
+from fedsieve.engine.worker_pool import WorkerPool
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
 from fedsieve.experiment.prepare import publish_phase
@@ -364,7 +365,7 @@ def test_tiny_jobs_are_done_here(pool: WorkerPool, by_workers: list[str], monkey
     jobs = [Job("outputs", {"phase": 0, "part": "train", "depth": 4, "first": 0}, b"")] * 10
     there = [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)]
     assert len(by_workers) == 10
-    monkeypatch.setattr(module, "TINY", 1e9)
+    monkeypatch.setattr(pace, "TINY", 1e9)
     assert [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)] == there
     assert len(by_workers) == 10
     # The jobs of a new phase may take longer.
@@ -377,7 +378,7 @@ def test_light_jobs_are_done_here_until_they_turn_out_to_be_heavy(
     pool: WorkerPool, by_workers: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [Job("outputs", {"phase": 0, "part": "train", "depth": 4, "first": 0}, b"", is_light=True)] * 10
-    monkeypatch.setattr(module, "TINY", 1e-9)
+    monkeypatch.setattr(pace, "TINY", 1e-9)
     here = [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)]
     assert not by_workers
     assert [bytes(memoryview(answer.data).cast("B")) for answer in pool.map(jobs)] == here
@@ -421,10 +422,10 @@ def test_two_threads_in_each_worker(experiment: Maker, tmp_path: Path) -> None:
     settings = experiment(data, "workers=2", "threads=2", "model.backbone=pico", phases)
     (tmp_path / "experiment.yaml").write_text(settings.to_yaml())
     program = (
-        "import sys; from pathlib import Path; from fedsieve.engine import worker_pool as pool\n"
+        "import sys; from pathlib import Path; from fedsieve.engine import pace, worker_pool as pool\n"
         "from fedsieve.experiment import run\n"
         "from fedsieve.config.experiment_file import load_experiment\n"
-        "made, pool.TINY = pool.WorkerPool.__init__, 0.0\n"
+        "made, pace.TINY = pool.WorkerPool.__init__, 0.0\n"
         "pool.WorkerPool.__init__ = lambda self, *arguments: (made(self, *arguments), self.wait())[0]\n"
         "print(run(load_experiment(sys.argv[1]), Path(sys.argv[2]))['model_sha256'])"
     )

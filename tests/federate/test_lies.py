@@ -16,6 +16,7 @@ from torch import Tensor
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import RunError
@@ -72,7 +73,7 @@ class Rounds:
         self.folder.start()
         versions = Versions.at_start(context.model, experiment.clients.count, have_backbone=True)
         state, phases = Checkpoint(Progress(), context.model.vector.clone(), None, versions), plan(experiment, context)
-        self.engine = Liars(ClientRuntime(context, phases, folder), lie)
+        self.engine = Liars(ClientRuntime(context, phases, KeptInFolder(folder)), lie)
         self.server, _ = prepare(context, phases[0], state, self.folder, self.engine)
         self.transport, self.scope, self.sizes = self.server.transport, self.server.scope, self.server.sizes
         self.values = self.transport.settings.values

@@ -10,7 +10,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.sieve.rules import RULES
 
-UNIMPORTANT = {"workers", "threads", "track", "expect", "analyze"}  # the outcome does not depend on them
+UNIMPORTANT = {"workers", "threads", "engine", "track", "expect", "analyze"}  # the outcome does not depend on them
 UNWEIGHTED = ("median", "trimmed_mean")  # aggregators for which all clients count the same,
 WEIGHTING_NOTHING = ("fedavg", "fedprox", "scaffold")  # and methods that weigh nothing besides (FedNova its taus)
 CHOOSING = ["rule", "sparsity", "calibration_rounds", "damping", "fisher", "scope", "draw", "unit", "across"]

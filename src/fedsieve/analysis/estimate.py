@@ -183,7 +183,7 @@ class Estimator:
 
     def phases(self, experiment: Experiment) -> list[PhaseEstimate]:
         """The phases of one run; frozen outputs are counted where they are first needed."""
-        settings = experiment.resolved()
+        settings = _as_here(experiment)
         assert settings.workers != "auto"
         network, kept, phases = network_of(settings), set[int | None](), []
         if network not in self.speeds:
@@ -198,12 +198,19 @@ class Estimator:
         """For so many runs of an experiment."""
         if not runs:
             return 0.0
-        phases, network = self.phases(experiment), network_of(experiment.resolved())
+        phases, network = self.phases(experiment), network_of(_as_here(experiment))
         features = sum(phase.features for phase in phases)
         once = 0.0 if network in self.kept else features
         if features:
             self.kept.add(network)
         return once + runs * (PER_RUN + sum(phase.seconds for phase in phases) - features)
+
+
+def _as_here(experiment: Experiment) -> Experiment:
+    """The resolved experiment, on this machine: a cluster is not known before it is joined."""
+    if experiment.on_ray is not None:
+        experiment = experiment.model_copy(update={"engine": "local", "device": "auto"})
+    return experiment.resolved()
 
 
 # --------------------------------------------------------------------------------------------------- how fast it is

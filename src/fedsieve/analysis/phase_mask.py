@@ -104,9 +104,9 @@ def refuse_unless_free(out: Path) -> None:
 def first_mask(context: RunContext, phases: list[Phase], phase: Phase, client: int) -> Mask:
     """A client's mask in the first round (and epoch) of a phase that begins with the model's weights."""
     start, settings = phase.scope.read(), phase.settings
-    engine = Serial(ClientRuntime(context, phases, folder=None))
+    engine = Serial(ClientRuntime(context, phases, kept=None))
     publish_phase(engine, phase, context.model.vector.clone(), start, is_whole=True)
-    masks = mask_source(context, phase, start, folder=None)  # there is only one to keep, by the caller
+    masks = mask_source(context, phase, start, files=None)  # there is only one to keep, by the caller
     assert masks is not None
     versions = Versions.at_start(context.model, len(context.sizes), have_backbone=True)
     transport = client_side(context, phase, masks, versions).transport

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fedsieve.config.client_settings import ClientSettings
 from fedsieve.config.data_settings import DataSettings
+from fedsieve.config.engine_settings import EngineSettings, OnRay, RaySettings
 from fedsieve.config.model_settings import ModelSettings, RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings
 from fedsieve.config.refusals import ZERO_SUM_REFUSES, refusals_of
@@ -70,6 +71,7 @@ class Experiment(Settings):
     device: Annotated[Literal["auto", "cpu", "cuda"], _cuda_by_another_name] = "auto"
     workers: Processes | Literal["auto"] = "auto"  # processes that run clients; changes no result
     threads: Processes | Literal["auto"] = "auto"  # of each of them; the last bits of results depend on it
+    engine: EngineSettings = "local"  # where these processes are; changes no result
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
     data: DataSettings = DataSettings()
@@ -105,9 +107,21 @@ class Experiment(Settings):
             raise ValueError(f"data.name: {self.data.name} needs data.path, the place where the images lie")
         if any(phase.stop for phase in self.phases) and self.data.validation == 0:
             raise ValueError("phases.*.stop goes by validation accuracy; set data.validation above 0")
+        if self.device == "cuda" and self.on_ray is not None and not self.on_ray.gpus_per_client:
+            raise ValueError(
+                "device: cuda on Ray needs to know how much of a GPU a client takes; set engine.ray.gpus_per_client to "
+                "1, or to a part of one such as 0.25"
+            )
+        if self.device == "cpu" and self.on_ray is not None and self.on_ray.gpus_per_client:
+            raise ValueError("engine.ray.gpus_per_client is for GPUs, and device is cpu; use device: cuda, or 0 GPUs")
         self._parts_combine()
         self._can_be_summed_in_secret()
         return self
+
+    @property
+    def on_ray(self) -> RaySettings | None:
+        """How clients run on Ray; None: they run on this machine."""
+        return self.engine.ray if isinstance(self.engine, OnRay) else None
 
     def _parts_combine(self) -> None:
         """Check that the parts of each phase go with each other and with its settings. Default parts go with all."""
@@ -141,7 +155,9 @@ class Experiment(Settings):
     def resolved(self) -> "Experiment":
         """The same experiment with every `auto` and every open default replaced by a value."""
         device = self.device
-        if device != "cpu":
+        if self.on_ray is not None:  # GPUs are found at the nodes
+            device = "cuda" if self.on_ray.gpus_per_client else "cpu"
+        elif device != "cpu":
             import torch
 
             found = torch.cuda.is_available()
@@ -177,7 +193,7 @@ class Experiment(Settings):
         may_carry = name == METHODS.default or is_unknown or METHODS[name].carries
         return "carry" if self.clients.count == 1 and may_carry else "reset"
 
-    def _processes(self, device: str) -> tuple[int, int]:
+    def _processes(self, device: str) -> tuple[int | Literal["auto"], int]:
         """Workers, and threads of each: as many workers as there are cores, or GPUs, at most one per client of a round.
 
         Each of several clients trains on one thread, however many cores there are: the last bits of results depend on
@@ -186,6 +202,8 @@ class Experiment(Settings):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         in_a_round = self.clients.count if isinstance(self.model.head, RidgeHead) else self.clients.per_round
         threads = (1 if in_a_round > 1 else cores) if self.threads == "auto" else self.threads
+        if self.on_ray is not None:  # the cluster has them, and may grow
+            return self.workers, threads
         places = max(1, cores // threads)
         if device == "cuda":
             import torch
@@ -200,9 +218,9 @@ class Experiment(Settings):
         return mine == others
 
     def outcome(self) -> "Experiment":
-        """Only what the model depends on: workers, trackers, expected figures and plugins' folders do not matter."""
+        """Only what the model depends on, so no engine, workers, trackers, expected figures, or folders of plugins."""
         names = tuple(sorted(Path(path).name for path in self.plugins))
-        return self.model_copy(update={"workers": 1, "track": (), "expect": None, "plugins": names})
+        return self.model_copy(update={"workers": 1, "engine": "local", "track": (), "expect": None, "plugins": names})
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, default_flow_style=None, width=110)

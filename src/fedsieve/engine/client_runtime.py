@@ -7,7 +7,6 @@ and on the client's data and state, so any process can do any job.
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.context import RunContext
+from fedsieve.engine.kept import Kept, States
 from fedsieve.errors import RunError
 from fedsieve.federate.blame import raise_if_ours, reason_of
 from fedsieve.federate.mask_source import MaskSource
@@ -24,7 +24,6 @@ from fedsieve.model.evaluate import BATCH, joined
 from fedsieve.observe.profile import section
 from fedsieve.phase import ClientSide, Phase, calibration_depth, client_side, mask_source
 from fedsieve.randomness import numpy_generator
-from fedsieve.runs.client_memory import StateFiles
 from fedsieve.sieve.mask import Mask
 
 RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
@@ -33,12 +32,13 @@ RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends
 class ClientRuntime:
     """Does jobs, one after another, with the model of its run context."""
 
-    def __init__(self, context: RunContext, phases: list[Phase], folder: Path | None) -> None:
-        self.context, self.phases, self.folder = context, phases, folder  # the run's folder
+    def __init__(self, context: RunContext, phases: list[Phase], kept: Kept | None) -> None:
+        self.context, self.phases = context, phases
+        self.kept = kept  # what clients keep; None: nothing, as no round is done
         self.vectors: dict[str, Tensor] = {}  # as published
         self._masks: MaskSource | None = None  # of the current phase
         self._side: ClientSide | None = None
-        self._files: StateFiles | None = None  # clients' states
+        self._states: States | None = None  # of clients
         self._is_loaded = False  # whether the model has the published weights
         self._handlers: dict[str, Callable[[Job], Answer]] = {
             "outputs": self._outputs,
@@ -56,7 +56,7 @@ class ClientRuntime:
             self.context.model.vector[first : first + len(vectors["model"])] = vectors["model"]
             self.context.forget_outputs()
             self.vectors.clear()
-            self._masks = self._side = self._files = None
+            self._masks = self._side = self._states = None
         if "mask" in vectors and self._masks is not None:
             self._share(self._masks, vectors["mask"])
         self.vectors |= vectors
@@ -96,7 +96,7 @@ class ClientRuntime:
     def _scores(self, job: Job) -> Answer:
         """What one client contributes to a mask that all clients share."""
         self._load(job)
-        masks, about = self._masks_of(job), job.about
+        masks, about = self.masks_of(job), job.about
         assert masks is not None
         active = Mask(masks.shapes, torch.frombuffer(bytearray(job.data), dtype=torch.uint8))
         depth = calibration_depth(self.context, self.phases[about["phase"]])
@@ -114,14 +114,14 @@ class ClientRuntime:
 
     def _train(self, job: Job) -> Answer:
         """A client's message, or why there is none: a client's error does not end the run."""
-        side, about, files = self._side_of(job), job.about, self._files_of(job)
+        side, about, states = self._side_of(job), job.about, self.states_of(job)
         client, settings = about["client"], side.phase.settings
         device, published = self.context.device, self.vectors.items()
         extras = {name.removeprefix(EXTRA): one.to(device) for name, one in published if name.startswith(EXTRA)}
         weights = self.vectors["weights"].to(device)
         broadcast = Broadcast(settings.name, about["round"], settings.rounds, weights, extras)
         data = self.context.client_data(client, side.depth)
-        remembered = files.read(client, about["memory"]) if about["memory"] is not None else {}
+        remembered = states.read(client, about["memory"]) if about["memory"] is not None else {}
         failure, self._is_loaded = self._injected_failure(client, broadcast), False
         try:
             if failure == RAISES:
@@ -137,7 +137,7 @@ class ClientRuntime:
         if failure == GARBLES:
             message[len(message) // 2] ^= 1
         state = {**state, **residual}
-        digest = files.put(client, about["version"], state) if state else None
+        digest = states.put(client, about["version"], state) if state else None
         return Answer({"encodings": encodings, "remembers": digest}, message)
 
     def _encoded(
@@ -164,11 +164,13 @@ class ClientRuntime:
             self.phases[job.about["phase"]].scope.write(self.vectors["weights"].to(self.context.device))
             self._is_loaded = True
 
-    def _masks_of(self, job: Job) -> MaskSource | None:
+    def masks_of(self, job: Job) -> MaskSource | None:
         """The masks of the current phase, with the shared one, if it was published."""
         if self._masks is None:
             phase = self.phases[job.about["phase"]]
-            self._masks = mask_source(self.context, phase, self.vectors.get("start"), self.folder)
+            start = self.vectors.get("start")
+            files = self.kept.masks(self.context, phase, start) if self.kept is not None else None
+            self._masks = mask_source(self.context, phase, start, files)
             if self._masks is not None and "mask" in self.vectors:
                 self._share(self._masks, self.vectors["mask"])
         return self._masks
@@ -180,11 +182,11 @@ class ClientRuntime:
 
     def _side_of(self, job: Job) -> ClientSide:
         if self._side is None:
-            self._side = client_side(self.context, self.phases[job.about["phase"]], self._masks_of(job))
+            self._side = client_side(self.context, self.phases[job.about["phase"]], self.masks_of(job))
         return self._side
 
-    def _files_of(self, job: Job) -> StateFiles:
-        if self._files is None:
-            assert self.folder is not None
-            self._files = StateFiles(self.folder / "clients" / self.phases[job.about["phase"]].settings.name)
-        return self._files
+    def states_of(self, job: Job) -> States:
+        if self._states is None:
+            assert self.kept is not None
+            self._states = self.kept.states(self.phases[job.about["phase"]])
+        return self._states

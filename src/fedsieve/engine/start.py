@@ -7,6 +7,7 @@ from pathlib import Path
 from fedsieve.config.decorators import KINDS
 from fedsieve.context import RunContext
 from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.parcel import CannotTravelError, packed
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.worker_pool import WorkerPool
@@ -19,7 +20,7 @@ SHARED = [kind for kind in KINDS if kind != "callback"]  # the parts that worker
 @contextmanager
 def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterator[Serial | WorkerPool]:
     """The engine for the experiment's number of workers; its processes end with this context."""
-    runtime = ClientRuntime(context, phases, folder)
+    runtime = ClientRuntime(context, phases, KeptInFolder(folder))
     is_changed = LOCAL_OPTIMIZERS.is_changed or any(KINDS[kind].is_changed for kind in SHARED)
     if context.experiment.workers != 1 and is_changed:
         context.note(

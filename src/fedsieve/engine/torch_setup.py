@@ -21,7 +21,7 @@ def configure_torch(experiment: Experiment, worker: int = 0) -> None:
     assert experiment.threads != "auto"
     torch.set_num_threads(experiment.threads)
     _keep_freed_memory()
-    if experiment.device == "cuda":
+    if experiment.device == "cuda" and torch.cuda.is_available():  # else GPUs are at other nodes
         os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
         torch.backends.cudnn.benchmark = False

@@ -11,6 +11,7 @@ from fedsieve.context import RunContext
 from fedsieve.data.load import Dataset
 from fedsieve.engine.channel import SharedBuffer, receive, send
 from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.published import VectorReader
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.federate.blame import reason_of
@@ -36,7 +37,7 @@ def work(
     configure_torch(experiment, number)
     try:
         context = RunContext(experiment, Callback(), data=data, given=given)
-        runtime = ClientRuntime(context, plan(experiment, context), folder)
+        runtime = ClientRuntime(context, plan(experiment, context), KeptInFolder(folder))
         fingerprint = context.fingerprint  # computed now, before the weights change
     except Exception as error:
         send(server, {"failed": reason_of(error)})

@@ -1,9 +1,7 @@
-"""Worker processes do the jobs of a run.
+"""Worker processes on this machine do the jobs of a run.
 
-Answers come in the order of the jobs, so results do not depend on the number of workers. They come from a generator
-that hands out jobs to free workers, never more than a few ahead of the answers already taken. As long as no worker
-is ready, jobs are done in this process, so a short run never waits for processes to start. Jobs that take less time
-than sending them are also done here. A worker that dies is replaced, and its job is given to another one.
+As long as no worker is ready, jobs are done in this process, so a short run never waits for processes to start. A
+worker that dies is replaced, and its job is given to another one.
 """
 
 import os
@@ -11,39 +9,24 @@ import selectors
 import socket
 import subprocess
 import sys
-import time
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 
 from torch import Tensor
 
 from fedsieve.config.plugins import active
 from fedsieve.engine.channel import SharedBuffer, receive, send
 from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.dispatch import AHEAD, ATTEMPTS, Dispatcher, Ticket
+from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.lifeline import parent_to_die_with
 from fedsieve.engine.parcel import Parcel
 from fedsieve.engine.published import PublishedVectors
 from fedsieve.errors import WorkerError
 from fedsieve.federate.types import Answer, Job
 from fedsieve.files.array_file import verified
-from fedsieve.observe.profile import section
-
-AHEAD = 2  # jobs per worker that may be running or done ahead of the next answer
-TINY = 0.003  # seconds: shorter jobs are done here, since sending one and waking another process takes as long
-ATTEMPTS = 3  # at one job, before it is blamed for the death of workers
-
-
-@dataclass
-class Ticket:
-    """A job whose answer is not yet taken."""
-
-    job: Job
-    slot: int  # the shared buffer for large data of its answer
-    deaths: int = 0
-    answer: Answer | None = None
 
 
 @dataclass
@@ -54,11 +37,11 @@ class Worker:
     ticket: Ticket | None = None
 
 
-class WorkerPool:
-    """Worker processes on this machine, which start and end with the run."""
+class WorkerPool(Dispatcher):
+    """Worker processes, which start and end with the run."""
 
     def __init__(self, runtime: ClientRuntime, parcel: Parcel) -> None:
-        self.runtime, self.context = runtime, runtime.context
+        super().__init__(runtime)
         assert isinstance(self.context.experiment.workers, int)
         self.size = self.context.experiment.workers
         self.vectors, self.verified = PublishedVectors(SharedBuffer()), SharedBuffer()
@@ -68,99 +51,50 @@ class WorkerPool:
         self.fingerprint = self.context.fingerprint if self.context.is_as_started else None
         self.slots: list[SharedBuffer] = []
         self.seconds: dict[str, float] = defaultdict(float)  # of all workers, by section
-        self.pace: dict[str, float] = {}  # mean seconds of the last jobs of a kind, in the current phase
-        self._took: list[float] = []  # seconds of each job of the current `map`
         self.workers: list[Worker] = []
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._lifeline: socket.socket | None = None  # all processes of the pool end when it is closed
-        self._asking = self._interrupted = False
+        self._interrupted = False
         self._begun = False  # whether any worker has been ready
         self._stillborn = 0  # workers that died before they were ready, since the last one that was
         self._start()
 
     def publish(self, vectors: Mapping[str, Tensor]) -> None:
-        """Copy the vectors to memory shared with all workers. No job may be running when this is called."""
-        if "model" in vectors:
-            self.pace.clear()  # a phase begins
-        self.runtime.take(vectors)
+        """Copy the vectors to memory shared with all workers."""
+        super().publish(vectors)
         self.vectors.write(vectors)
 
     def map(self, jobs: Iterable[Job]) -> Generator[Answer]:
-        """Answers in the order of the jobs. If a job done here calls this, the inner jobs are done here, too."""
         if self._interrupted:
             self._interrupted = self._begun = False
             self._start()
-        if self._asking or not self.workers:
-            return (self.runtime.do(job) for job in jobs)
-        return self._answers(iter(jobs))
+        return super().map(jobs)
 
     def wait(self) -> None:
         """Wait until all workers are ready or have failed to start; for measurements and tests."""
         while any(worker.pid is None for worker in self.workers):
             self._listen(deque(), None)
 
-    def _answers(self, jobs: Iterator[Job]) -> Generator[Answer]:
-        """The pace is the mean over all jobs of one call, since a round's last clients are its smallest."""
-        if (first := next(jobs, None)) is None:
-            return
-        self._asking, self._took = True, []
-        kind, jobs = first.do, chain([first], jobs)
-        is_tiny = self.pace.get(kind, 0.0 if first.is_light else TINY) < TINY
-        try:
-            yield from map(self._done_here, jobs) if is_tiny else self._gathered(jobs)
-        except BaseException:
-            if not is_tiny:
-                self._stop()  # workers may be doing jobs that are no longer needed
-                self._interrupted = True
-            raise
-        finally:
-            self._asking = False
-            if self._took:
-                self.pace[kind] = sum(self._took) / len(self._took)
+    def _is_up(self) -> bool:
+        return bool(self.workers)
 
-    def _done_here(self, job: Job) -> Answer:
-        started = time.perf_counter()
-        answer = self.runtime.do(job)
-        self._took.append(time.perf_counter() - started)
-        return answer
+    def _must_do_here(self) -> bool:
+        return not (self.workers and self._begun)
 
-    def _gathered(self, jobs: Iterator[Job]) -> Iterator[Answer]:
-        free = list(range(len(self.slots)))
-        under_way: deque[Ticket] = deque()  # in the order of the jobs, that of the next answer first
-        waiting: deque[Ticket] = deque()  # for a worker
-        job = next(jobs, None)
-        while True:
-            while free and job is not None:
-                under_way.append(Ticket(job, free.pop()))
-                waiting.append(under_way[-1])
-                job = next(jobs, None)
-            if not self.workers:  # any more: their jobs are done here
-                waiting = deque(ticket for ticket in under_way if ticket.answer is None)
-            self._hand_out(waiting)
-            if not under_way:
-                return
-            if (answer := under_way[0].answer) is not None:
-                yield answer
-                free.append(under_way.popleft().slot)
-            elif waiting and not (self.workers and self._begun):
-                ticket = waiting.popleft()
-                ticket.answer = _kept(self._done_here(ticket.job))
-                self._listen(waiting, 0)
-            else:
-                with section("idle"):
-                    self._listen(waiting, None)
+    def _give_up_jobs(self) -> None:
+        self._stop()  # workers may be doing them
+        self._interrupted = True
 
     def _hand_out(self, waiting: deque[Ticket]) -> None:
         for worker in self.workers:
             if waiting and worker.pid and worker.ticket is None:
                 ticket = worker.ticket = waiting.popleft()
-                about = {"do": ticket.job.do, "about": ticket.job.about, "slot": ticket.slot}
+                about = {"do": ticket.job.do, "about": ticket.job.about, "slot": ticket.place}
                 with suppress(OSError):  # the worker is gone, and `_listen` will notice
                     send(worker.line, about | {"vectors": self.vectors.places}, ticket.job.data)
 
     def _listen(self, waiting: deque[Ticket], timeout: float | None) -> None:
-        """Receive messages, and notice lost workers; `timeout` None: wait until there is something."""
         with selectors.DefaultSelector() as selector:
             if self._control is not None:
                 selector.register(self._control, selectors.EVENT_READ)
@@ -177,7 +111,7 @@ class WorkerPool:
 
     def _hear(self, worker: Worker) -> None:
         ticket = worker.ticket
-        heard, data = receive(worker.line, self.slots[ticket.slot] if ticket is not None else None)
+        heard, data = receive(worker.line, self.slots[ticket.place] if ticket is not None else None)
         if ticket is None:  # its first message: it is ready, or has failed
             if "failed" in heard:
                 self._dismiss(worker, heard["failed"])
@@ -188,7 +122,7 @@ class WorkerPool:
             return
         for name, seconds in heard["seconds"].items():
             self.seconds[name] += seconds
-        self._took.append(sum(heard["seconds"].values()))
+        self.pace.add(sum(heard["seconds"].values()))
         for topic, note in heard["notes"].items():
             self.context.note(note, topic)
         if "failed" in heard:
@@ -223,12 +157,12 @@ class WorkerPool:
         )
         end.close()
         theirs.close()
-        assert self.runtime.folder is not None
+        assert isinstance(self.runtime.kept, KeptInFolder)
         experiment = self.context.experiment
         setup = {
             "experiment": experiment.to_yaml(),
             "plugins": {plugin.path: plugin.text for plugin in active(experiment.plugins)},
-            "folder": str(self.runtime.folder.resolve()),
+            "folder": str(self.runtime.kept.folder.resolve()),
             "parcel": self.parcel.about,
         }
         send(self._control, setup)
@@ -280,10 +214,7 @@ class WorkerPool:
         lost = [one.ticket for one in gone if one.ticket is not None]
         waiting.extendleft(reversed(lost))
         for ticket in lost:
-            ticket.deaths += 1
-            if ticket.deaths == ATTEMPTS:
-                what = f"{ticket.job.do} of client {ticket.job.about.get('client', 'all')}"
-                raise WorkerError(f"{ATTEMPTS} worker processes died at the same job ({what}); too little memory?")
+            ticket.died("worker processes")
         if lost:
             self.context.callback.warning("a worker process died; what it was doing is done again")
 
@@ -308,8 +239,3 @@ class WorkerPool:
         verified.share(None)
         for shared in (self.vectors.buffer, self.verified, self.parcel.buffer):
             shared.close()
-
-
-def _kept(answer: Answer) -> Answer:
-    """A copy of an answer, which later jobs in this process do not change."""
-    return Answer(answer.about, bytearray(memoryview(answer.data).cast("B")))

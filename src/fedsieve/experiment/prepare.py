@@ -15,7 +15,7 @@ from fedsieve.federate.round import Server
 from fedsieve.federate.shared_mask import SHARED, SharedMasks
 from fedsieve.federate.transport import Transport
 from fedsieve.federate.types import EXTRA, Engine
-from fedsieve.phase import Phase, calibration_depth, client_side, mask_source
+from fedsieve.phase import ClientSide, Phase, calibration_depth, client_side, mask_files, mask_source
 from fedsieve.runs.checkpoint import Checkpoint
 from fedsieve.runs.folder import START, RunFolder, keep_start, load_start
 
@@ -32,9 +32,10 @@ def prepare(
             keep_start(folder.path, settings.name, weights)
         start = load_start(folder.path, settings.name).to(context.device)
     publish_phase(engine, phase, state.vector, start)  # first: clients may take part in making a mask
-    masks = mask_source(context, phase, start, folder.path)
+    masks = mask_source(context, phase, start, mask_files(context, phase, start, folder.path))
     shared_masks = None
     side = client_side(context, phase, masks, state.versions, progress.round)
+    make_features(context, engine, side)  # before clients need them, so that each is computed once
     if masks is not None:
         shared_masks = shared_masks_of(context, phase, masks, engine, side.transport)
         shared_masks.begin_phase(is_new)
@@ -58,8 +59,7 @@ def prepare(
         state.method = phase.method.start(weights, preparation)
     engine.publish({f"{EXTRA}{name}": one for name, one in phase.method.send(state.method).items()})
     evaluator = Evaluator(context, engine, phase.number, side.frozen)
-    if side.depth == context.feature_depth:
-        evaluator.make_features("train")  # now, so that it does not count as the first round's time
+    make_features(context, engine, side)  # now, so that it does not count as the first round's time
     level = "none" if clients.zero_sum or "delta" not in phase.method.replies else experiment.analyze.level
     blocks = block_ranges(scope.entries) if level == "blocks" else None
     device = context.device
@@ -87,6 +87,12 @@ def prepare(
         replied=context.callback.client,
     )
     return server, evaluator
+
+
+def make_features(context: RunContext, engine: Engine, side: ClientSide) -> None:
+    """Compute the training set's features, if clients train on them and they are not known yet."""
+    if side.depth == context.feature_depth:
+        Evaluator(context, engine, side.phase.number, side.frozen).make_features("train")
 
 
 def shared_masks_of(

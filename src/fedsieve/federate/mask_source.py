@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,12 @@ Address = tuple[int | str, ...]  # of a mask's randomness
 Scores = Callable[[int, Mask], Tensor]  # a calibration round's sensitivities or gradients, inactive weights damped
 
 
+class KeptMasks(Protocol):
+    """Where masks that are drawn once are kept."""
+
+    def kept(self, name: str, make: Callable[[], Mask]) -> Mask: ...
+
+
 @dataclass
 class MaskSource:
     """One mask for all clients, or each client's own; drawn once from the weights at the phase's start, or repeatedly.
@@ -38,7 +45,7 @@ class MaskSource:
     phase: str
     seed: int
     start: Tensor | None = None  # the weights in scope at the phase's start, if masks that are drawn once need them
-    files: "MaskFiles | None" = None  # where masks that are drawn once are kept; None: nowhere
+    files: KeptMasks | None = None  # where masks that are drawn once are kept; None: nowhere
     note: Callable[[str], None] = lambda _: None
     shared: Mask | None = field(default=None, init=False)  # the current round's mask, if all clients share one
 
@@ -62,7 +69,12 @@ class MaskSource:
             return self.shared
         if settings.refresh == "round":
             return self.calibrated(own, broadcast.weights, broadcast.round)
-        return self.kept(f"client-{data.client:06d}", lambda: self.calibrated(own, self.start))
+        return self.kept(name_of_own(data.client), lambda: self.calibrated(own, self.start))
+
+    @property
+    def keeps_own(self) -> bool:
+        """Whether each client has a mask of its own that is kept."""
+        return self.files is not None and not self.settings.is_shared and self.settings.refresh == "once"
 
     def kept(self, name: str, make: Callable[[], Mask]) -> Mask:
         """The mask kept under this name, or a new one from `make`."""
@@ -173,16 +185,35 @@ class MaskFiles:
 
     def kept(self, name: str, make: Callable[[], Mask]) -> Mask:
         """The mask in a file; a new one if there is none, or if it is damaged or made from something else."""
-        path, of = self.folder / f"{name}.safetensors", f"{name}, {self.origin}"
+        if (mask := self.found(name)) is None:
+            mask = make()
+            self.keep(name, mask)
+        return mask
+
+    def found(self, name: str) -> Mask | None:
+        path = self._path(name)
         if path.exists():
             try:
-                return Mask.load(path, of)
+                return Mask.load(path, self._of(name))
             except InputError:
                 self.note(f"{path} is damaged, or was made from other data or weights; calibrating the mask again")
-        mask = make()
+        return None
+
+    def keep(self, name: str, mask: Mask) -> None:
+        path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        mask.save(path, of)
-        return mask
+        mask.save(path, self._of(name))
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.safetensors"
+
+    def _of(self, name: str) -> str:
+        return f"{name}, {self.origin}"
+
+
+def name_of_own(client: int) -> str:
+    """The name of a client's own mask."""
+    return f"client-{client:06d}"
 
 
 def origin_of(phase: str, seed: int, run: str, start: Tensor | None) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedsieve.federate.checks import check_scores
-from fedsieve.federate.mask_source import Address, MaskSource
+from fedsieve.federate.mask_source import Address, MaskFiles, MaskSource
 from fedsieve.federate.traffic import Traffic
 from fedsieve.federate.transport import Transport
 from fedsieve.federate.types import Broadcast, ClientData, Engine, Job
@@ -130,7 +130,7 @@ class SharedMasks:
     def _counted(self, make: Callable[[], Mask]) -> Mask:
         """The mask; the traffic of making it, not yet counted, is kept in a file next to it."""
         files = self.source.files
-        assert files is not None
+        assert isinstance(files, MaskFiles)
         path = files.folder / BYTES
         try:
             self.traffic = Traffic.from_json(path.read_text(encoding="utf-8"), files.origin)

@@ -15,11 +15,15 @@ from fedsieve.model.pretrained import fill
 from fedsieve.runs.read import check_model, read_experiment
 
 
+def parts_of(model: Classifier) -> dict[str, Any]:
+    """What `classifier_from` makes an equal model from, but for its weights."""
+    hidden = model.head[0].out_features if isinstance(model.head, nn.Sequential) else None
+    return {"backbone": describe(model.backbone), "hidden": hidden, "classes": model.classes}
+
+
 def description(model: Classifier) -> dict[str, str]:
     """The metadata of the file, with which it can be opened without the experiment."""
-    hidden = model.head[0].out_features if isinstance(model.head, nn.Sequential) else None
-    parts = {"backbone": describe(model.backbone), "hidden": hidden, "classes": model.classes}
-    return {"fedsieve": json.dumps(parts, sort_keys=True)}
+    return {"fedsieve": json.dumps(parts_of(model), sort_keys=True)}
 
 
 def read_classifier_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -39,21 +43,25 @@ def read_classifier_file(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]
 def load_classifier(run: Path, given: Model | None = None) -> Classifier:
     """The model of a finished run's folder; a model that was given from Python must be given again."""
     tensors, parts = read_classifier_file(run / "model.safetensors")
+    if given is not None and "given" not in parts["backbone"]:
+        raise InputError(f"{run} has a model of its own; leave out the one that you give")
+    model = classifier_from(parts, given, read_experiment(run).data.image_size if given is not None else None)
+    fill(model, tensors, str(run))
+    return model.eval()
+
+
+def classifier_from(parts: dict[str, Any], given: Model | None, image_size: int | None) -> Classifier:
+    """A classifier as described, with weights still to be filled in; `given` is the module of a caller from Python."""
     about, classes = parts["backbone"], parts["classes"]
     backbone: Backbone
     head: nn.Module
     if given is not None:
-        if "given" not in about:
-            raise InputError(f"{run} has a model of its own; leave out the one that you give")
-        image_size = read_experiment(run).data.image_size
         assert image_size is not None
         backbone, head = split_module(Model(given.module, about["head"]), image_size, len(classes))
     else:
         backbone = from_description(about)
         head = make_head(backbone.width, len(classes), parts["hidden"])
-    model = Classifier(backbone, head, classes)
-    fill(model, tensors, str(run))
-    return model.eval()
+    return Classifier(backbone, head, classes)
 
 
 def start_from_run(model: Classifier, run: str) -> None:

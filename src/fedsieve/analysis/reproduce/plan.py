@@ -25,7 +25,8 @@ from fedsieve.files.atomic import write_text
 
 Metric = Literal["test_accuracy", "val_accuracy"]
 PLACES = ("table", "figure", "section")
-HARMLESS = ("seed", "device", "workers", "threads", "track", "data.path")  # may differ from the preset and be compared
+# What may differ from the preset in a comparison with the report.
+HARMLESS = ("seed", "device", "workers", "threads", "engine", "track", "data.path", "model.backbone")
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,13 @@ def make_plan(
         rows.append(Row(name, experiment.expect, experiment, first_of[experiment.outcome().model_dump_json()]))
     groups = [row.group for row in rows]
     rows.sort(key=lambda row: groups.index(row.group))  # those that can be ranked stand together
-    changes = [one for one in overrides if one.partition("=")[0].strip() not in (*HARMLESS, "model.backbone")]
+    changes = [one for one in overrides if not _is_harmless(one.partition("=")[0].strip())]
     default = Path("runs") / "reproduce" / f"{scale.name}-{backbone_name(rows[0].experiment.model.backbone)}"
     return Plan(report, scale, rows, seeds, folder or default, changes)
+
+
+def _is_harmless(key: str) -> bool:
+    return any(f"{key}.".startswith(f"{one}.") for one in HARMLESS)
 
 
 def at_scale(preset: str, scale: Scale, overrides: Sequence[str] = ()) -> Experiment:

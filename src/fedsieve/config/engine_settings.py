@@ -1,0 +1,32 @@
+"""Where clients run: worker processes on this machine, or actors on a Ray cluster. No result depends on it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator
+
+from fedsieve.config.settings import Settings, option, with_defaults
+
+
+class RaySettings(Settings):
+    address: str | None = None  # None: a private cluster on this machine; auto: the one that it is a node of
+    gpus_per_client: float = Field(0.0, ge=0, le=64)
+    same_bits: bool = True  # leave out nodes whose last bits differ
+    send_data: bool = False  # from the driver; otherwise each node loads them
+
+    @field_validator("gpus_per_client")
+    @classmethod
+    def _is_a_part_or_whole(cls, gpus: float) -> float:
+        if gpus > 1 and not gpus.is_integer():
+            raise ValueError("use a whole number, or a part of one such as 0.25 (four clients share a GPU)")
+        return gpus
+
+
+class OnRay(Settings):
+    ray: RaySettings
+
+
+EngineSettings = Annotated[
+    Annotated[Literal["local"], Tag("local")] | Annotated[OnRay, Tag("ray")],
+    Discriminator(option),
+    with_defaults("ray"),
+]
