@@ -193,6 +193,12 @@ def workers(count: int, threads: int) -> Contender:
     return Contender("fedsieve", {"overrides": f"workers={count} threads={threads}"})
 
 
+def two_by_one(engine: str, warm: bool = False, **options: int) -> Contender:
+    """fedsieve with two workers or actors of one thread, in a new process each time, as Ray prefers it."""
+    overrides = f"engine={engine} workers=2 threads=1"
+    return Contender("fedsieve", {**TWO_BY_ONE, "overrides": overrides, **options}, warm=warm)
+
+
 CASES: dict[str, Case] = {
     "dense": Case(
         "All weights of ViT-S: 1 round of 10 clients, 4 steps of 32 images each",
@@ -257,6 +263,27 @@ CASES: dict[str, Case] = {
             "2 workers of 1 thread": workers(2, 1),
             "1 worker of 1 thread": workers(1, 1),
         },
+    ),
+    "ray": Case(
+        "fedsieve on Ray: all weights of ViT-S as in `dense`, two actors beside two workers of one thread",
+        dense,
+        {"fedsieve": two_by_one("local"), "fedsieve on Ray": two_by_one("ray")},
+        (Bar("fedsieve on Ray", "fedsieve", at_most=1.10),),
+    ),
+    "ray-small": Case(
+        "100 small rounds as in `small`, on Ray",
+        small_rounds,
+        {
+            "fedsieve": two_by_one("local", warm=True),
+            "fedsieve on Ray": two_by_one("ray"),
+            "fedsieve on Ray, all jobs travel": two_by_one("ray", all_travel=1),
+            "Flower": FLOWER,
+        },
+        (
+            Bar("Flower", "fedsieve on Ray", at_least=3.0),
+            Bar("Flower", "fedsieve on Ray, all jobs travel", at_least=3.0),
+        ),
+        on_features=True,
     ),
     "floor": Case(
         "All weights of ViT-S as in `dense`, beside two processes of one thread that do nothing but steps",

@@ -1,4 +1,4 @@
-"""Those who do the same federated work: a notebook, a bare loop, fedsieve, and in files of their own Flower and pfl.
+"""Those who do the same federated work: a notebook, a bare loop, and in files of their own fedsieve, Flower and pfl.
 
 python bench/contenders.py NAME WORKLOAD WEIGHTS [threads=2] [processes=1] …   # prints one line of JSON
 
@@ -11,34 +11,22 @@ import copy
 import importlib
 import json
 import multiprocessing
-import os
 import shlex
-import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
-from workload import Workload, as_experiment, evaluate, set_tensors, train, trained_tensors
-
-from fedsieve.engine.worker_pool import WorkerPool
-from fedsieve.experiment import run
-from fedsieve.experiment.prepare import publish_phase
-from fedsieve.federate.types import Job
-from fedsieve.observe.callbacks import Callback
+from workload import Workload, evaluate, set_tensors, train, trained_tensors
 
 STARTED = time.perf_counter()
 FORWARD_BATCHES = (25, 50, 100, 250)
@@ -49,6 +37,7 @@ class Options:
     threads: int = 2  # of each process
     processes: int = 1
     overrides: str = ""  # of fedsieve's experiment, such as "threads=1 workers=2"
+    all_travel: int = 0  # 1: fedsieve sends even jobs that are done sooner here than sent
     cache: str = ""  # fedsieve's folder of features
     reached: str = ""  # the weights that fedsieve reached, for `masked`
 
@@ -258,61 +247,11 @@ def forward(file: Path, options: Options) -> Outcome:
     return Outcome(seconds_of(images, batch), ready, {}, {"batch": batch, "images": len(images)})
 
 
-# ---------------------------------------------------------------------------------------- fedsieve
-
-
-class Timing(Callback):
-    """From when the first round is about to begin (features are still to be made) until the last is over."""
-
-    def __init__(self) -> None:
-        self.watch, self.rounds = Stopwatch(), []
-
-    def started(self, rounds: int, done: int) -> None:
-        self.watch.go()
-
-    def round(self, line: dict[str, Any]) -> None:
-        self.watch.stop()
-        self.watch.go()
-        self.rounds.append(line["seconds"])
+# ------------------------------------------------------------------------------------------- command
 
 
 def fedsieve(file: Path, options: Options) -> Outcome:
-    """The experiment itself, from beside the workload."""
-    os.environ["FEDSIEVE_CACHE"] = options.cache
-    if file.exists():
-        _warm_up(file)
-    settings = json.loads(file.with_suffix(".json").read_text())
-    timing = Timing()
-    with tempfile.TemporaryDirectory() as folder:
-        start = time.perf_counter()
-        with patch.object(WorkerPool, "__init__", _wait_for_workers):
-            result = run(as_experiment(settings, options.overrides.split()), Path(folder) / "run", callback=timing)
-        whole = time.perf_counter() - start
-        weights = load_file(Path(folder) / "run" / "model.safetensors")
-    more = {"whole run": whole, "median round": statistics.median(timing.rounds), "bytes up": result["bytes_up"]}
-    return timing.watch.outcome(weights, **more)
-
-
-@cache
-def _warm_up(file: Path) -> None:
-    """To be as warm as the others."""
-    load(file, Options())
-
-
-_make_pool = WorkerPool.__init__
-
-
-def _wait_for_workers(pool: WorkerPool, *arguments: Any) -> None:
-    """Nobody's start is measured, and everybody's processes have seen the network before, as after `load`."""
-    _make_pool(pool, *arguments)
-    pool.wait()
-    context = pool.runtime.context
-    publish_phase(pool, pool.runtime.phases[0], context.model.vector)
-    about = {"phase": 0, "part": "train", "depth": context.feature_depth, "first": 0}
-    list(pool.map([Job("outputs", about, np.arange(16))] * pool.size))
-
-
-# ------------------------------------------------------------------------------------------- command
+    return importlib.import_module("with_fedsieve").fedsieve(file, options)
 
 
 def flower(file: Path, options: Options) -> Outcome:

@@ -116,7 +116,7 @@ def meet(case: Case, runs: int, overrides: str, say: Callable[[str], None]) -> R
                 one["start"].append(said.pop("start"))
                 one["more"].append(said)
                 say(f"  turn {turn + 1}: {name}, {one['values'][-1]:.3f} s")
-                if name == "fedsieve" and expected is None:
+                if expected is None and contender.kind == "fedsieve" and contender.settings is None:
                     expected = reached
                 if turn == 0 and reached:
                     one |= compare(arena, contender, reached, expected)

@@ -11,6 +11,7 @@ from common import RESULTS, machine
 
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+HOW = ("processes", "threads")  # the options that tables tell
 VERSIONS = ("fedsieve", "torch", "flwr", "ray", "pfl")
 
 
@@ -40,7 +41,7 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     for name, one in result["contenders"].items():
         middle, low, high = (pick(one["values"]) for pick in (statistics.median, min, max))
         spread = f"{figure(middle)} {result['unit']} ({figure(low)} to {figure(high)})"
-        how = ", ".join(f"{value} {key}" for key, value in one.get("options", {}).items() if key != "overrides")
+        how = ", ".join(f"{value} {key}" for key, value in one.get("options", {}).items() if key in HOW)
         same = f"{one['frozen']:.0%} frozen, " if "frozen" in one else ""
         if "same" in one:
             same += f"{'same' if one['same'] else 'OTHER'} weights ({one['difference']:.0e}, {one['relative']:.0e})"

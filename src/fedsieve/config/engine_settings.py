@@ -1,5 +1,6 @@
 """Where clients run: worker processes on this machine, or actors on a Ray cluster. No result depends on it."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator
@@ -12,6 +13,13 @@ class RaySettings(Settings):
     gpus_per_client: float = Field(0.0, ge=0, le=64)
     same_bits: bool = True  # leave out nodes whose last bits differ
     send_data: bool = False  # from the driver; otherwise each node loads them
+
+    @field_validator("address")
+    @classmethod
+    def _is_a_place(cls, address: str | None) -> str | None:
+        if address in (None, "auto") or re.fullmatch(r"[^\s/@:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", address or ""):
+            return address
+        raise ValueError("use null (a private cluster), auto (the one that this machine is a node of) or HOST:PORT")
 
     @field_validator("gpus_per_client")
     @classmethod

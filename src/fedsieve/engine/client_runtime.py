@@ -2,7 +2,8 @@
 
 These are `model` (the weights that may have changed since the run began, from position `model_at` on, as of the
 beginning or resumption of the phase), `weights` (those in scope, now), `start` (those in scope at the phase's start,
-for masks), `mask` (the shared one) and broadcast extras (`extra:NAME`). An answer depends only on these, on the job,
+for masks), `mask` (the shared one), broadcast extras (`extra:NAME`) and, where processes share no cache, features of
+the training and the test set (`features:PART`). An answer depends only on these, on the job,
 and on the client's data and state, so any process can do any job.
 """
 
@@ -26,6 +27,7 @@ from fedsieve.phase import ClientSide, Phase, calibration_depth, client_side, ma
 from fedsieve.randomness import numpy_generator
 from fedsieve.sieve.mask import Mask
 
+FEATURES = "features:"  # before the part of the data set whose features are published
 RAISES, GARBLES, SENDS_NAN = INJECTED = ("raises", "garbles its message", "sends what is not a number")
 
 
@@ -59,6 +61,9 @@ class ClientRuntime:
             self._masks = self._side = self._states = None
         if "mask" in vectors and self._masks is not None:
             self._share(self._masks, vectors["mask"])
+        for name, vector in vectors.items():
+            if name.startswith(FEATURES):
+                self.context.features[name.removeprefix(FEATURES)] = vector.to(self.context.device)
         self.vectors |= vectors
         self._is_loaded = False
 

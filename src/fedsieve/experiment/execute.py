@@ -91,12 +91,21 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
         )
     configure_torch(experiment)
     context = RunContext(experiment, callback, data=given.dataset(experiment.data), given=given.model)
-    phases, fingerprint = plan(experiment, context), context.fingerprint
+    phases = plan(experiment, context)
     check_mask_files(experiment, phases)
     check_room(experiment, phases, out)
+    with engine_for(context, phases, out) as engine:  # before anything is written: a cluster may not be there
+        return _run_with(engine, context, phases, folder, everybody)
+
+
+def _run_with(
+    engine: Engine, context: RunContext, phases: list[Phase], folder: RunFolder, callback: Everybody
+) -> dict[str, Any]:
+    """Do the phases that are left, and return the run's result."""
+    experiment, fingerprint = context.experiment, context.fingerprint
     try:
         saved = folder.start(fingerprint)
-        everybody.attach(experiment, out)  # not before: the folder may have been another run's
+        callback.attach(experiment, folder.path)  # not before: the folder may have been another run's
         for path, damaged in folder.damaged.items():
             what = "is damaged" if damaged == path else f"cannot be used, for {damaged} is damaged or gone"
             callback.note(
@@ -108,28 +117,27 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
         progress = Progress(fingerprint=fingerprint, threads=experiment.threads, plugins=folder.plugin_digests)
         state = Checkpoint(progress, context.model.vector.clone(), None, versions)
         state = state if saved is None else saved.onto(state)
-        with engine_for(context, phases, folder.path) as engine:
-            for phase in phases[state.progress.phase :]:
-                for note in notes_on(experiment, phase):
-                    callback.note(note)
-            callback.planned(experiment, [(phase.settings.name, phase.settings.rounds) for phase in phases])
-            callback.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
-            clock = Clock(state.progress)
-            test = None
-            for phase in phases[state.progress.phase :]:
-                try:
-                    test = run_phase(context, phase, state, folder, engine, clock)
-                except MachineError:
-                    raise
-                except RunError as error:
-                    if cause := exploded_before(context, state, folder):
-                        what = str(error).replace(ADVICE, "").replace(f"; {LOWER_LR}", "")
-                        raise type(error)(f"{what}; {cause}: {LOWER_LR}") from error
-                    raise
-            last = phases[-1]
-            publish_phase(engine, last, state.vector)
-            evaluator = Evaluator(context, engine, last.number, context.frozen_depth(last.scope.named))
-            result = conclude(context, evaluator, test, state, folder, clock)
+        for phase in phases[state.progress.phase :]:
+            for note in notes_on(experiment, phase):
+                callback.note(note)
+        callback.planned(experiment, [(phase.settings.name, phase.settings.rounds) for phase in phases])
+        callback.started(sum(phase.settings.rounds for phase in phases), state.progress.rounds)
+        clock = Clock(state.progress)
+        test = None
+        for phase in phases[state.progress.phase :]:
+            try:
+                test = run_phase(context, phase, state, folder, engine, clock)
+            except MachineError:
+                raise
+            except RunError as error:
+                if cause := exploded_before(context, state, folder):
+                    what = str(error).replace(ADVICE, "").replace(f"; {LOWER_LR}", "")
+                    raise type(error)(f"{what}; {cause}: {LOWER_LR}") from error
+                raise
+        last = phases[-1]
+        publish_phase(engine, last, state.vector)
+        evaluator = Evaluator(context, engine, last.number, context.frozen_depth(last.scope.named))
+        result = conclude(context, evaluator, test, state, folder, clock)
         callback.concluded(deepcopy(result))  # before it is written: a finished run is never resumed
         result = folder.save_result(result)
         seconds = stopwatch.take()
@@ -243,7 +251,7 @@ def evaluate_run(
     `plugins` are those that the run was made with. The copies in its folder are not executed unless they are given.
     """
     recorded = read_result(path)
-    experiment = elsewhere(read_experiment(path), overrides)
+    experiment = elsewhere(read_experiment(path).model_copy(update={"engine": "local"}), overrides)
     with with_same_plugins(path, experiment, recorded, plugins) as known:
         return _evaluate(known.resolved(), path, recorded, given)
 

@@ -167,6 +167,11 @@ class Answer:
 class Engine(Protocol):
     """Where clients run: this process, others on this machine, or a cluster."""
 
+    @property
+    def size(self) -> int: ...  # processes that do jobs
+    @property
+    def seconds(self) -> Mapping[str, float]: ...  # of other processes, by section
+
     def publish(self, vectors: Mapping[str, Tensor]) -> None:
         """Let every job read these vectors, under these names, until they are published again."""
 

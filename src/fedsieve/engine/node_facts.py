@@ -1,0 +1,63 @@
+"""What a machine tells of itself before it takes part in a run: its versions, its devices, and the canary's hash."""
+
+import hashlib
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedsieve
+from fedsieve.config.schema import Experiment
+from fedsieve.engine.canary import canary
+
+Facts = dict[str, Any]
+
+
+def facts(experiment: Experiment) -> Facts:
+    """To be called in a process that is set up for this experiment (`configure_torch`)."""
+    has_gpu = torch.cuda.is_available()
+    is_able = experiment.device == "cpu" or has_gpu
+    return {
+        "fedsieve": fedsieve.__version__,
+        "files": files_digest(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if has_gpu else [],
+        "canary": canary(experiment.device, experiment.precision) if is_able else None,
+    }
+
+
+@cache
+def files_digest() -> str:
+    """Of fedsieve's own code: versions under development have the same number."""
+    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def difference(mine: Facts, theirs: Facts) -> str | None:
+    """Why a machine cannot take part in a run of this one: its versions differ, or it lacks the device."""
+    if (mine["fedsieve"], mine["files"]) != (theirs["fedsieve"], theirs["files"]):
+        versions = [f"{one['fedsieve']} (files {one['files']})" for one in (theirs, mine)]
+        return f"it has fedsieve {versions[0]}, and the driver has {versions[1]}; install the same"
+    builds = [one["torch"].partition("+")[0] for one in (theirs, mine)]  # the build for a GPU may be another one
+    if builds[0] != builds[1]:
+        return f"it has torch {builds[0]}, and the driver has {builds[1]}; install the same"
+    if theirs["canary"] is None:
+        return "its torch finds no GPU; install one for CUDA, or use gpus_per_client: 0"
+    return None
+
+
+def other_bits(mine: Facts, theirs: Facts) -> str | None:
+    """Why results would depend on whether this machine takes part."""
+    if mine["canary"] == theirs["canary"]:
+        return None
+    what = f"its last bits differ from the driver's (CPU {theirs['cpu']}, torch {theirs['torch']}"
+    return f"{what}; here {mine['cpu']}, torch {mine['torch']}); engine.ray.same_bits: false uses it all the same"
