@@ -23,7 +23,7 @@ from typing import Any
 
 from cases import CASES, Bar, Case, Contender, provenance
 from safetensors.torch import load_file
-from scale import clients, memory, start
+from scale import clients, clients_memory, memory, ray_memory, start
 from tables import keep, show, show_all_bars
 from torch import Tensor
 from workload import Workload, make_workload, trained_tensors
@@ -167,7 +167,13 @@ def judge(bars: tuple[Bar, ...], found: dict[str, Result]) -> list[Result]:
     return judged
 
 
-OTHERS = {"start": start, "clients": clients, "memory": memory}  # of fedsieve alone
+OTHERS = {  # of fedsieve alone
+    "start": start,
+    "clients": clients,
+    "clients-memory": clients_memory,
+    "memory": memory,
+    "ray-memory": ray_memory,
+}
 
 
 def main() -> None:

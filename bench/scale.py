@@ -1,12 +1,13 @@
 """What fedsieve alone is measured on: how soon it is done with little, and that it does not mind many clients."""
 
-import json
+import atexit
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,12 @@ import matplotlib.pyplot as plt
 import numpy as np
 import yaml
 from cases import EVALUATE, LOCAL, Bar, dense, provenance
+from observed import HERE, MEGABYTE, in_a_process
 
-HERE = Path(__file__).parent
-COUNTS, PER_ROUND = (100, 3_000, 100_000), (10, 30, 100)
-IMAGES, SIDE = 200_000, 8
-ROUNDS = 50
-MEGABYTE = 1e6
+COUNTS, PER_ROUND = (100, 1_000, 3_000, 100_000, 1_000_000), (10, 30, 100)
+FEW_WITH_LITTLE = "1,000 clients of 2 images"  # as the million has them
+IMAGES, SIDE = 2_000_000, 8
+ROUNDS = 100
 
 
 def start(runs: int, overrides: str) -> dict[str, Any]:
@@ -60,35 +61,27 @@ def start(runs: int, overrides: str) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------- many clients
 
 
-def clients(runs: int, overrides: str) -> dict[str, Any]:
-    """The median round of 10 clients, of more and more: 200,000 images of 8 x 8 pixels, head of pico."""
-    values: dict[int, list[float]] = {count: [] for count in COUNTS}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        generator = np.random.default_rng(0)
-        x = generator.integers(0, 256, (IMAGES, SIDE, SIDE), dtype=np.uint8)
-        y = generator.integers(0, 10, IMAGES)
-        np.savez(folder / "grey.npz", x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
-        for turn in range(runs + 1):  # the first turn fills the cache
-            for count in COUNTS if turn else COUNTS[:1]:
-                said = in_a_process(_many_clients(folder, count), folder, overrides)
-                if turn:
-                    values[count].append(said["median round"])
-    draw(values, "clients", "seconds of a round of 10 clients", HERE / "clients.png")
-    name = "{:,} clients".format
-    return {
-        "title": "A round of 10 clients, of more and more: head of pico, 4 steps of 2 images each",
-        "unit": "s",
-        "data": provenance(_many_clients(folder, COUNTS[0])),
-        "contenders": {name(count): {"values": one} for count, one in values.items()},
-        "bars": (Bar(name(COUNTS[-1]), name(COUNTS[0]), at_most=1.10),),
-    }
+@cache
+def grey_images() -> Path:
+    """A folder with 2,000,000 random images of 8 x 8 pixels, and a cache for their features; it ends with the process.
+
+    They stay the same for any number of clients, so that the number of clients is all that differs.
+    """
+    place = tempfile.TemporaryDirectory()
+    atexit.register(place.cleanup)
+    folder, generator = Path(place.name), np.random.default_rng(0)
+    x = generator.integers(0, 256, (IMAGES, SIDE, SIDE), dtype=np.uint8)
+    y = generator.integers(0, 10, IMAGES)
+    np.savez(folder / "grey.npz", x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
+    in_a_process(_many_clients(folder, COUNTS[0]), folder, "")  # fills the cache
+    return folder
 
 
-def _many_clients(folder: Path, count: int) -> dict[str, Any]:
+def _many_clients(folder: Path, count: int, images: int | None = None) -> dict[str, Any]:
     local = {"steps": 4, "batch_size": 2, "lr": 0.01, **LOCAL}
+    data = {"name": "npz", "path": str(folder / "grey.npz"), "image_size": SIDE, "validation": 0.0}
     return {
-        "data": {"name": "npz", "path": str(folder / "grey.npz"), "image_size": SIDE, "validation": 0.0},
+        "data": {**data, "limit": images},
         "model": {"backbone": "pico"},
         "clients": {"count": count, "fraction": 10 / count},
         "phases": [{"name": "head", "train": "head", "rounds": ROUNDS, "local": local}],
@@ -96,65 +89,112 @@ def _many_clients(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
+def clients(runs: int, overrides: str) -> dict[str, Any]:
+    """The median round of 10 clients, of more and more; once also of few clients with as little data as many have."""
+    folder = grey_images()
+    settings = {_so_many(count): _many_clients(folder, count) for count in COUNTS}
+    settings[FEW_WITH_LITTLE] = _many_clients(folder, 1_000, 2_000)
+    in_a_process(settings[FEW_WITH_LITTLE], folder, overrides)  # fills the cache
+    found: dict[str, dict[str, Any]] = {name: {"values": [], "more": []} for name in settings}
+    for _ in range(runs):
+        for name, one in settings.items():
+            said = in_a_process(one, folder, overrides)
+            found[name]["values"].append(said["median round"])
+            found[name]["more"].append(said)
+    drawn = {count: found[_so_many(count)]["values"] for count in COUNTS}
+    draw(drawn, "clients", "seconds of a round of 10 clients", HERE / "clients.png")
+    million = _so_many(1_000_000)
+    pairs = ((_so_many(100_000), _so_many(100)), (million, _so_many(1_000)), (million, FEW_WITH_LITTLE))
+    return {
+        "title": "A round of 10 clients, of more and more: head of pico on 2,000,000 images, 4 steps of 2 images each",
+        "unit": "s",
+        "data": provenance(settings[million]),
+        "contenders": found,
+        "bars": tuple(Bar(one, other, at_most=1.10) for one, other in pairs),
+    }
+
+
+def clients_memory(runs: int, overrides: str) -> dict[str, Any]:
+    """The highest memory of the runs of `clients` with few and with a million clients, and what each of them adds."""
+    folder, few, many = grey_images(), 1_000, 1_000_000
+    values: dict[str, list[float]] = {}
+    for _ in range(runs):
+        memory = {count: in_a_process(_many_clients(folder, count), folder, overrides, 0.02) for count in (few, many)}
+        for count, said in memory.items():
+            values.setdefault(_so_many(count), []).append(said["memory"]["all"])
+            values.setdefault(f"{_so_many(count)}, without files", []).append(
+                said["memory"]["private"] + said["memory"]["shared"]
+            )
+    without = (values[f"{_so_many(count)}, without files"] for count in (many, few))
+    added = [(one - other) * MEGABYTE / (many - few) for one, other in zip(*without, strict=True)]
+    found: dict[str, Any] = {name: {"values": one} for name, one in values.items()}
+    found["each client of the million"] = {"values": added, "unit": "bytes"}
+    return {
+        "title": "Memory of all processes with a million clients, 10 in a round, as in `clients`",
+        "unit": "MB",
+        "data": provenance(_many_clients(folder, many)),
+        "contenders": found,
+        "bars": tuple(
+            Bar(_so_many(many) + what, _so_many(few) + what, at_most=1.10) for what in ("", ", without files")
+        ),
+    }
+
+
+def _so_many(clients: int) -> str:
+    return f"{clients:,} clients"
+
+
+# --------------------------------------------------------------------------------------- large rounds
+
+
 def memory(runs: int, overrides: str) -> dict[str, Any]:
     """The highest memory of all its processes, with more and more clients in a round of all weights of ViT-S."""
-    values: dict[int, list[float]] = {count: [] for count in PER_ROUND}
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        for _ in range(min(runs, 2)):  # it hardly varies
-            for count in PER_ROUND:
-                settings = dense(folder, batch=2, steps=1)
-                settings["clients"] = {**settings["clients"], "fraction": count / settings["clients"]["count"]}
-                values[count].append(in_a_process(settings, folder, overrides, 0.05)["memory"] / MEGABYTE)
+    data, held = memory_of_rounds(PER_ROUND, min(runs, 2), overrides)  # it hardly varies
+    values = {count: [one["all"] for one in several] for count, several in held.items()}
     draw(values, "clients per round", "highest memory, MB", HERE / "memory.png")
     name = "{} clients per round".format
     return {
         "title": "Memory with more and more clients in a round: all weights of ViT-S, 1 step of 2 images each",
         "unit": "MB",
-        "data": provenance(settings),
+        "data": data,
         "contenders": {name(count): {"values": one} for count, one in values.items()},
         "bars": (Bar(name(PER_ROUND[-1]), name(PER_ROUND[0]), at_most=1.10),),
     }
 
 
-def in_a_process(
-    settings: dict[str, Any], folder: Path, overrides: str, look_every: float | None = None
-) -> dict[str, Any]:
-    """What the contender `fedsieve` says of a run, and under "memory" the most bytes that its processes held.
-
-    They are looked at every so many seconds, which takes time of its own; without, nobody looks.
-    """
-    work = folder / "work"
-    work.with_suffix(".json").write_text(json.dumps(settings))
-    arguments = ["fedsieve", work, folder / "weights", f"cache={folder / 'cache'}", f"overrides={overrides}"]
-    process = subprocess.Popen([sys.executable, HERE / "contenders.py", *arguments], stdout=subprocess.PIPE, text=True)
-    highest = 0
-    while look_every is not None and process.poll() is None:
-        highest = max(highest, sum(held_by(one) for one in with_children(process.pid)))
-        time.sleep(look_every)
-    said, _ = process.communicate()
-    if process.returncode:
-        raise SystemExit(f"fedsieve failed with {settings}")
-    return {**json.loads(said.splitlines()[-1]), "memory": highest}
-
-
-def with_children(process: int) -> list[int]:
-    found = [process]
-    for one in found:  # grows while it is gone through
-        try:
-            found += [int(child) for child in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
-        except OSError:
-            continue
-    return found
+def ray_memory(runs: int, overrides: str) -> dict[str, Any]:
+    """The same on Ray with two actors: the driver, all processes with Ray's own, and their shared memory."""
+    few, many = PER_ROUND[0], PER_ROUND[-1]
+    data, held = memory_of_rounds((few, many), runs, f"{overrides} engine=ray workers=2 threads=1")
+    whats = {"driver": "driver", "all": "all processes", "shared": "object store"}
+    name = "{}, {} clients per round".format
+    values = {
+        name(what, count): [one[kind] for one in several]
+        for kind, what in whats.items()
+        for count, several in held.items()
+    }
+    return {
+        "title": "Memory on Ray with more clients in a round, as in `memory`, with two actors",
+        "unit": "MB",
+        "data": data,
+        "contenders": {key: {"values": one} for key, one in values.items()},
+        "bars": (Bar(name("driver", many), name("driver", few), at_most=1.10),),
+    }
 
 
-def held_by(process: int) -> int:
-    """Bytes of a process, what it shares with others counted in shares (Linux)."""
-    try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return 1024 * next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+def memory_of_rounds(
+    counts: tuple[int, ...], runs: int, overrides: str
+) -> tuple[str, dict[int, list[dict[str, float]]]]:
+    """What the data are, and the most memory of each kind with so many clients in a round of all weights of ViT-S."""
+    found: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for _ in range(runs):
+            for count in counts:
+                settings = dense(folder, batch=2, steps=1)
+                settings["clients"] = {**settings["clients"], "fraction": count / settings["clients"]["count"]}
+                found[count].append(in_a_process(settings, folder, overrides, 0.05)["memory"])
+    return provenance(settings), found
 
 
 def draw(values: dict[int, list[float]], x: str, y: str, path: Path) -> None:

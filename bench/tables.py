@@ -40,7 +40,8 @@ def lines(result: dict[str, Any]) -> list[list[str]]:
     rows = []
     for name, one in result["contenders"].items():
         middle, low, high = (pick(one["values"]) for pick in (statistics.median, min, max))
-        spread = f"{figure(middle)} {result['unit']} ({figure(low)} to {figure(high)})"
+        unit = one.get("unit", result["unit"])
+        spread = f"{figure(middle)} {unit} ({figure(low)} to {figure(high)})"
         how = ", ".join(f"{value} {key}" for key, value in one.get("options", {}).items() if key in HOW)
         same = f"{one['frozen']:.0%} frozen, " if "frozen" in one else ""
         if "same" in one:

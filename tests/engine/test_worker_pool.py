@@ -34,17 +34,11 @@ from fedsieve.experiment.prepare import publish_phase
 from fedsieve.federate.types import Answer, Job
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
-from fedsieve.runs.read import read_metrics
 from fedsieve.sieve import rules
 from listeners import Listener
+from small_runs import edit, outcome
 
 Maker = Callable[..., Experiment]
-
-
-def edit(mask: str, local: str = "epochs: 1, batch_size: 16, lr: 0.02", more: str = "") -> str:
-    mask = f"sparsity: 0.8, calibration_rounds: 2, fisher: {{samples: 20}}, {mask}"
-    head = "{name: head, train: head, rounds: 1, local: {epochs: 1, batch_size: 16, lr: 0.05}}"
-    return f"phases=[{head}, {{name: edit, train: backbone, rounds: 2, local: {{{local}}}, mask: {{{mask}}} {more}}}]"
 
 
 CASES = {
@@ -82,13 +76,6 @@ CASES = {
         "phases.*.method={fisher_mixing: {fisher: {samples: 20}}}",
     ],
 }
-
-
-def outcome(folder: Path, result: dict) -> tuple:
-    """Everything but how long it took, and the digests of files that say so."""
-    lines = [{key: value for key, value in line.items() if key != "seconds"} for line in read_metrics(folder)]
-    scores = {key: value for key, value in result.items() if key not in ("seconds", "phases", "files", "digest")}
-    return json.dumps(lines), json.dumps(scores)
 
 
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())

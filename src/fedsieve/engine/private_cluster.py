@@ -82,8 +82,7 @@ def _tail(path: Path) -> str:
 
 def main() -> None:
     lifeline, folder, cpus = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(ADOPTS, 1)
+    adopt_orphans()
     threading.Thread(target=_end_with, args=(lifeline, folder), daemon=True).start()
     options = [
         "--head",
@@ -103,7 +102,7 @@ def main() -> None:
         )
     ray.wait()
     time.sleep(1)  # until the driver has read why
-    _end(folder)
+    end_all(folder)
 
 
 def _free_port() -> int:
@@ -114,10 +113,17 @@ def _free_port() -> int:
 
 def _end_with(lifeline: int, folder: Path) -> None:
     os.read(lifeline, 1)  # returns when the driver closes its end, or is gone
-    _end(folder)
+    end_all(folder)
 
 
-def _end(folder: Path) -> None:
+def adopt_orphans() -> None:
+    """Processes below this one become its children when their parents end (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(ADOPTS, 1)
+
+
+def end_all(folder: Path) -> None:
+    """Kill all processes below this one, delete the folder, and end."""
     while children := _children(os.getpid()):
         for child in children:
             with suppress(ProcessLookupError):

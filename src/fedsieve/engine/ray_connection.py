@@ -18,7 +18,6 @@ from fedsieve.errors import InputError
 EXTRA = "pip install 'fedsieve[ray]'"
 PATIENCE = 5  # seconds until something must have answered at an address
 QUIET = {
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice
     "RAY_NUM_REDIS_GET_RETRIES": str(PATIENCE),  # in seconds, until Ray gives up an address
 }
