@@ -11,9 +11,11 @@ import copy
 import importlib
 import json
 import multiprocessing
+import os
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -55,25 +57,31 @@ class Outcome:
     seconds: float  # of all rounds
     ready: float  # when the first of them began, by time.perf_counter
     weights: dict[str, Tensor]
-    more: dict[str, float]  # whatever else is worth knowing
+    more: dict[str, Any]  # whatever else is worth knowing
 
 
 class Stopwatch:
-    """Adds up the time between `go` and `stop`, and this process's part of it on all its cores."""
+    """Adds up the time between `go` and `stop`, and what this process and this thread computed meanwhile."""
 
     def __init__(self) -> None:
-        self.seconds, self.cores, self.ready = 0.0, 0.0, 0.0
+        self.seconds, self.cores, self.thread, self.ready = 0.0, 0.0, 0.0, 0.0
 
     def go(self) -> None:
-        self._since, self._cores_since = time.perf_counter(), time.process_time()
+        self._since, self._cores_since, self._thread_since = (
+            time.perf_counter(),
+            time.process_time(),
+            time.thread_time(),
+        )
         self.ready = self.ready or self._since
 
     def stop(self) -> None:
         self.seconds += time.perf_counter() - self._since
         self.cores += time.process_time() - self._cores_since
+        self.thread += time.thread_time() - self._thread_since
 
-    def outcome(self, weights: dict[str, Tensor], **more: float) -> Outcome:
-        return Outcome(self.seconds, self.ready, weights, {"core seconds": self.cores, **more})
+    def outcome(self, weights: dict[str, Tensor], **more: Any) -> Outcome:
+        spent = {"core seconds": self.cores, "thread seconds": self.thread}
+        return Outcome(self.seconds, self.ready, weights, {**spent, **more})
 
 
 def load(file: Path, options: Options) -> Workload:
@@ -278,4 +286,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # threads of Flower's would go on waiting

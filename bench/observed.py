@@ -13,7 +13,7 @@ MEGABYTE = 1e6
 
 
 def in_a_process(
-    settings: dict[str, Any], folder: Path, overrides: str, look_every: float | None = None
+    settings: dict[str, Any], folder: Path, overrides: str, look_every: float | None = None, **options: int
 ) -> dict[str, Any]:
     """What the contender `fedsieve` says of a run, and under "memory" the most megabytes of each kind (`held`).
 
@@ -21,7 +21,8 @@ def in_a_process(
     """
     work = folder / "work"
     work.with_suffix(".json").write_text(json.dumps(settings))
-    arguments = ["fedsieve", work, folder / "weights", f"cache={folder / 'cache'}", f"overrides={overrides}"]
+    given = {"cache": folder / "cache", "overrides": overrides, **options}
+    arguments = ["fedsieve", work, folder / "weights", *(f"{key}={value}" for key, value in given.items())]
     process = subprocess.Popen([sys.executable, HERE / "contenders.py", *arguments], stdout=subprocess.PIPE, text=True)
     highest: Counter[str] = Counter()
     while look_every is not None and process.poll() is None:

@@ -23,6 +23,7 @@ from fedsieve.experiment import run
 from fedsieve.experiment.prepare import publish_phase
 from fedsieve.federate.types import Job
 from fedsieve.observe.callbacks import Callback
+from fedsieve.observe.profile import IDLE, Times
 
 
 class Timing(Callback):
@@ -34,6 +35,9 @@ class Timing(Callback):
 
     def started(self, rounds: int, done: int) -> None:
         self.watch.go()
+
+    def finished(self, times: Times) -> None:
+        self.sections = {name: seconds for name, seconds in times.main.items() if name != IDLE}
 
     def round(self, line: dict[str, Any]) -> None:
         self.watch.stop()
@@ -62,8 +66,15 @@ def fedsieve(file: Path, options: Options) -> Outcome:
         result = run(as_experiment(settings, options.overrides.split()), Path(folder) / "run", callback=timing)
         whole = time.perf_counter() - start
         weights = load_file(Path(folder) / "run" / "model.safetensors")
-    more = {"whole run": whole, "median round": statistics.median(timing.rounds), "bytes up": result["bytes_up"]}
-    return timing.watch.outcome(weights, **more, **{"mean round with files": timing.mean_with_files})
+    more = {
+        "whole run": whole,
+        "median round": statistics.median(timing.rounds),
+        "mean round with files": timing.mean_with_files,
+        "bytes up": result["bytes_up"],
+        "bytes down": result["bytes_down"],
+        "sections": timing.sections,
+    }
+    return timing.watch.outcome(weights, **more)
 
 
 @cache

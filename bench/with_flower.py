@@ -92,7 +92,8 @@ def flower(file: Path, options: Options) -> Outcome:
 
     cores = options.threads * options.processes
     resources = {"client_resources": {"num_cpus": options.threads, "num_gpus": 0.0}}
-    ray = {"init_args": {"num_cpus": cores, "log_to_driver": False, "logging_level": "error"}}
+    own = {"address": "local", "num_cpus": cores}  # not a cluster that happens to run on this machine
+    ray = {"init_args": {**own, "log_to_driver": False, "logging_level": "error"}}
     run_simulation(server, client_app, work.count, backend_config={**resources, **ray})
     return watch.outcome(trained_tensors(work.network))
 

@@ -11,12 +11,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedsieve.engine.private_cluster import LOOPBACK, adopt_orphans, end_all
 
 SECURITY = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "of-the-tests-" + "0" * 40}
+SOONER = {"RAY_health_check_period_ms": "1000"}  # until a dead node is noticed
 STORE = 200_000_000  # bytes, for the objects of each node
 
 
@@ -24,7 +27,8 @@ class RayCluster:
     """A head and another node, with a CPU each, at first; `address` is what drivers join."""
 
     def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fedsieve-test-", dir="/tmp"))  # short: it holds sockets
+        place = os.environ.get("RAY_TMPDIR", "/tmp")  # a short one: it holds sockets
+        self.folder = Path(tempfile.mkdtemp(prefix="fedsieve-test-", dir=place))
         self.said = self.folder.with_suffix(".log")
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
@@ -33,7 +37,7 @@ class RayCluster:
                 stdout=subprocess.PIPE,
                 stderr=said,
                 text=True,
-                env={**os.environ, **SECURITY, "RAY_TMPDIR": str(self.folder)},  # where it writes its address, too
+                env={**os.environ, **SECURITY, **SOONER, "RAY_TMPDIR": str(self.folder)},
                 start_new_session=True,  # Ctrl-C is for the tests
             )
         self.head = self.add()
@@ -59,19 +63,33 @@ class RayCluster:
 
     def close(self) -> None:
         self.process.communicate()
-        self.said.unlink()
+        self.said.unlink(missing_ok=True)
 
     def _order(self, order: dict[str, Any]) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
         if not (line := self.process.stdout.readline()):
-            raise RuntimeError(f"the cluster ended: {self.said.read_text()[-2000:]}")
+            said = self.said.read_text()[-2000:]
+            self.close()
+            raise RuntimeError(f"the cluster ended: {said}")
         return json.loads(line)
+
+
+def processes_below(folder: Path) -> list[str]:
+    """The commands of processes that have a folder among their arguments or variables."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command, environment = ((process / name).read_bytes() for name in ("cmdline", "environ"))
+            if str(folder).encode() in command + environment:
+                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+    return found
 
 
 def serve(folder: Path) -> None:
     from ray.cluster_utils import Cluster
 
+    (folder / "ray").mkdir()  # Ray writes the cluster's address there
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints, too
     cluster, nodes = Cluster(), {}
@@ -99,5 +117,7 @@ if __name__ == "__main__":
     adopt_orphans()
     try:
         serve(Path(sys.argv[1]))
+    except Exception:
+        traceback.print_exc()
     finally:
         end_all(Path(sys.argv[1]))

@@ -34,6 +34,7 @@ from fedsieve.experiment.prepare import publish_phase
 from fedsieve.federate.types import Answer, Job
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
+from fedsieve.runs.read import read_metrics
 from fedsieve.sieve import rules
 from listeners import Listener
 from small_runs import edit, outcome

@@ -40,7 +40,8 @@ def security() -> dict[str, str]:
 @contextmanager
 def private_cluster(cpus: int) -> Iterator[str]:
     """The address of a cluster of this machine, which lasts as long as this context."""
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir="/tmp"))  # a short name: it holds sockets, whose paths are short
+    place = os.environ.get("RAY_TMPDIR", "/tmp")  # a short one: it holds sockets, whose paths are short
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     ours, theirs = socket.socketpair()
     search = os.pathsep.join(path for path in sys.path if path)
     keeper = subprocess.Popen(

@@ -18,6 +18,7 @@ from fedsieve.errors import InputError
 EXTRA = "pip install 'fedsieve[ray]'"
 PATIENCE = 5  # seconds until something must have answered at an address
 QUIET = {
+    "RAY_BACKEND_LOG_LEVEL": "fatal",  # what matters is raised as well
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray prints advice
     "RAY_NUM_REDIS_GET_RETRIES": str(PATIENCE),  # in seconds, until Ray gives up an address
 }
@@ -51,7 +52,7 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
         _silence(ray)
         _read_environment_again(ray)
         try:
-            with _same_sigterm():
+            with _same_sigterm(), _no_stderr():
                 ray.init(address=address, namespace="fedsieve", log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:  # of many kinds: other versions, other tokens, nobody there
             raise InputError(f"engine.ray.address: {address}: {_reason(error)}; {_remedy(error)}") from None
@@ -132,6 +133,19 @@ def _same_sigterm() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _no_stderr() -> Iterator[None]:
+    """Ray logs before it has read how much it may."""
+    before, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(nowhere)
 
 
 @contextmanager

@@ -115,7 +115,7 @@ class SharedMasks:
         jobs = (Job("scores", {**about, "client": client}, bits) for client in range(clients))
         device = self.source.scope.model.vector.device
         for client, answer in enumerate(self.engine.map(jobs)):
-            scores = torch.frombuffer(answer.data, dtype=torch.float32)
+            scores = answer.numbers(torch.float32)
             check_scores(scores, active.size, client, clients, self.source.settings.looks_at or "sensitivity")
             yield scores.to(device)
 

@@ -1,5 +1,6 @@
 """The types of federated learning: what server and clients send each other, and the parts that can be replaced."""
 
+import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -162,6 +163,12 @@ class Job:
 class Answer:
     about: dict[str, Any] = field(default_factory=dict)
     data: Any = b""
+
+    def numbers(self, kind: torch.dtype) -> Tensor:
+        """The data as a tensor, not to be written to: others may read the same memory."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the memory is read-only
+            return torch.frombuffer(self.data, dtype=kind)
 
 
 class Engine(Protocol):

@@ -109,7 +109,7 @@ class FisherMixing(FedAvg):
         for client, answer in enumerate(preparation.engine.map(jobs)):
             if abs(exponent := answer.about["exponent"]) > LARGEST_SCALE:
                 raise RunError(f"client {client} scales its sensitivity scores by 2^{exponent}")
-            scores = torch.frombuffer(answer.data, dtype=torch.uint8).view(self.dtype)
+            scores = answer.numbers(torch.uint8).view(self.dtype)
             packed = {"fisher": scores, "fisher_exponent": torch.tensor(exponent, dtype=EXPONENT)}
             sent = unpack_scores(packed)
             check_scores(sent, size, client, clients)
