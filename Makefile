@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test matrix claims browser bench bench-parts clean
+.PHONY: demo test test-engines matrix claims browser bench bench-parts clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -11,7 +11,12 @@ test: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
+		-m "not engines"
+
+# Clients on a Ray cluster of several nodes on this machine: about 3 minutes on 2 cores.
+test-engines: .venv/installed-engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine -m engines
 
 # Every allowed combination of methods, aggregators, optimizers, masks and secure sums: about 45 minutes on 2 cores.
 matrix: .venv/installed-dev
@@ -46,6 +51,10 @@ bench-parts: .venv/installed
 .venv/installed-dev: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ .venv/installed
+
+.venv/installed-engines: .venv/installed-dev
+	$(BIN)/python -m pip install --quiet --editable '.[dev,ray]'
+	touch $@
 
 .venv/browser: .venv/installed-dev scripts/get_browser.sh
 	bash scripts/get_browser.sh $(BIN)

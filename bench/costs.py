@@ -39,6 +39,7 @@ from workload import as_experiment
 
 from fedsieve.context import RunContext
 from fedsieve.engine.start import engine_for
+from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.experiment.prepare import publish_phase
 from fedsieve.federate.types import Job
 from fedsieve.observe.callbacks import Callback
@@ -123,12 +124,13 @@ def message_of(settings: Figures, folder: Path) -> dict[str, float]:
 
 def ray() -> Figures:
     """The start of a private cluster with actors, the memory of one, and what Ray takes for calls and copies."""
-    figures: Figures = {"start": {}}
+    figures: Figures = {"start": {}, "open files of the driver": {}}
     for actors in (1, 2):
         with an_engine(actors) as (engine, seconds):
             figures["start"][f"{actors} actors, seconds"] = seconds
             figures["memory of an actor, MB"] = memory_of_actors()
             train_once(engine)
+            figures["open files of the driver"][f"{actors} actors"] = len(list(Path("/proc/self/fd").iterdir()))
             figures["memory of an actor that has trained, MB"] = memory_of_actors()
             if actors == 1:
                 figures |= calls_and_copies(engine.ray)
@@ -141,6 +143,7 @@ def an_engine(actors: int) -> Iterator[tuple[Any, float]]:
     with tempfile.TemporaryDirectory() as place:
         overrides = ["engine=ray", f"workers={actors}", "threads=1"]
         experiment = as_experiment(small_steps(Path(place)), overrides).resolved()
+        configure_torch(experiment)
         context = RunContext(experiment, Callback())
         start = time.perf_counter()
         with engine_for(context, plan(experiment, context), Path(place)) as engine:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,9 @@ def held(process: int) -> Counter[str]:
 def with_children(process: int) -> list[int]:
     found = [process]
     for one in found:  # grows while it is gone through
-        try:
-            tasks = list(Path(f"/proc/{one}/task").iterdir())  # any thread may have started a process
-            found += [int(child) for task in tasks for child in (task / "children").read_text().split()]
-        except OSError:
-            continue
+        for children in Path(f"/proc/{one}/task").glob("*/children"):  # any thread may have started a process
+            with suppress(OSError):  # it has ended
+                found += [int(child) for child in children.read_text().split()]
     return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from ray_cluster import processes_below
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedsieve[ray]'")

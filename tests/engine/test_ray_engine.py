@@ -1,5 +1,6 @@
 """Clients on a real Ray cluster of two nodes on this machine: the same bits as here, whatever becomes of nodes."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -355,3 +356,22 @@ def test_another_token(file: Path, two_nodes: RayCluster, tmp_path: Path) -> Non
     assert done.returncode == 2 and done.stderr.startswith("error: engine.ray.address: 127.0.0.2:")
     assert "it asks for another token" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_check_tells_of_each_node(
+    file: Path, images: Path, tmp_path: Path, two_nodes: RayCluster, third: Callable[..., str]
+) -> None:
+    other = third(PYTHONPATH=str(other_fedsieve(tmp_path / "other")))
+    command = [sys.executable, "-m", "fedsieve", "cluster", "check", str(file), "--address", two_nodes.address]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
+    nodes = {node["name"][-7:-1]: node for node in json.loads(done.stdout)}
+    assert done.returncode == 1 and done.stderr == ""
+    assert nodes.keys() == {id[:6] for id in (two_nodes.head, two_nodes.other, other)}
+    for id in (two_nodes.head, two_nodes.other):
+        node = nodes[id[:6]]
+        assert node["is_usable"] and node["is_same"] and node["has_data"] and node["megabytes_per_second"] > 1
+        assert node["facts"]["torch"] == torch.__version__ and node["room"] == 1
+    assert "install the same" in nodes[other[:6]]["problem"] and nodes[other[:6]]["megabytes_per_second"] is None
+
+    shown = subprocess.run([*command[:-1], two_nodes.address], capture_output=True, text=True).stdout
+    assert f"{other[:6]}) is not used: it has fedsieve" in shown and torch.__version__ in shown

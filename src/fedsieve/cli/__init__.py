@@ -10,6 +10,7 @@ import typer
 from fedsieve import __version__
 from fedsieve.cli import comparing, reporting, reproducing, running, showing, sweeping
 from fedsieve.cli.caching import cache_app
+from fedsieve.cli.clusters import cluster_app
 from fedsieve.cli.masking import mask_app
 from fedsieve.errors import INTERRUPTED_ADVICE, InputError, RunError, machine_error
 
@@ -52,6 +53,7 @@ for command in (
     app.command()(command)
 app.add_typer(mask_app, name="mask")
 app.add_typer(cache_app, name="cache")
+app.add_typer(cluster_app, name="cluster")
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer brings its own copy of click, or uses the installed one
 

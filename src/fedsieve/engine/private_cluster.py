@@ -38,8 +38,8 @@ def security() -> dict[str, str]:
 
 
 @contextmanager
-def private_cluster(cpus: int) -> Iterator[str]:
-    """The address of a cluster of this machine, which lasts as long as this context."""
+def private_cluster(cpus: int) -> Iterator[tuple[str, int]]:
+    """The address of a cluster of this machine, which lasts as long as this context, or the file that comes second."""
     place = os.environ.get("RAY_TMPDIR", "/tmp")  # a short one: it holds sockets, whose paths are short
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
     ours, theirs = socket.socketpair()
@@ -55,7 +55,7 @@ def private_cluster(cpus: int) -> Iterator[str]:
     )
     theirs.close()
     try:
-        yield _address(keeper, folder)
+        yield _address(keeper, folder), ours.fileno()
     finally:
         ours.close()
         keeper.wait()

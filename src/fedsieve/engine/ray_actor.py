@@ -3,7 +3,7 @@
 Its methods return plain data. An error that should be told to the user is returned as `{"failed": …}`.
 """
 
-import time
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,10 +163,9 @@ class ClientActor:
         back = self.kept.returned
         return answer, data, sent(back) if back.state or back.mask is not None else None
 
-    def receive(self, data: np.ndarray) -> tuple[int, float]:
+    def receive(self, data: bytes) -> int:
         """How many bytes came, for measurements: they are here when this is called."""
-        started = time.perf_counter()
-        return int(data.sum(dtype=np.int64)), time.perf_counter() - started
+        return len(data)
 
     def _set_up(self, setup: Setup) -> Experiment:
         """Once for each process."""
@@ -180,7 +179,10 @@ class ClientActor:
 
 
 def facts_of(data: Dataset) -> dict[str, Any]:
-    return {"fingerprint": [data.train.fingerprint, data.test.fingerprint], "classes": data.classes}
+    """By which two machines can tell that they have the same data."""
+    parts = (data.train, data.test)
+    labels = hashlib.sha256(b"".join(part.labels.numpy().tobytes() for part in parts)).hexdigest()
+    return {"images": [part.fingerprint for part in parts], "labels": labels, "classes": data.classes}
 
 
 def arrays_of(data: Dataset) -> dict[str, np.ndarray]:

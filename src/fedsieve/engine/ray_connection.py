@@ -12,7 +12,9 @@ from typing import Any
 
 from fedsieve.config.engine_settings import RaySettings
 from fedsieve.config.schema import Experiment
+from fedsieve.engine.cluster_nodes import alive_nodes
 from fedsieve.engine.private_cluster import private_cluster, security
+from fedsieve.engine.witness import witness
 from fedsieve.errors import InputError
 
 EXTRA = "pip install 'fedsieve[ray]'"
@@ -43,10 +45,11 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
                 )
             yield ray
             return
-        address = settings.address
+        address, lifelines = settings.address, list[int]()
         if address is None:
             stack.enter_context(_environment(security()))
-            address = stack.enter_context(private_cluster(cpus))
+            address, lifeline = stack.enter_context(private_cluster(cpus))
+            lifelines.append(lifeline)
         elif address != "auto":
             must_answer(address)
         _silence(ray)
@@ -57,6 +60,8 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
         except Exception as error:  # of many kinds: other versions, other tokens, nobody there
             raise InputError(f"engine.ray.address: {address}: {_reason(error)}; {_remedy(error)}") from None
         stack.callback(ray.shutdown)
+        here = alive_nodes(ray)[ray.get_runtime_context().get_node_id()]
+        stack.enter_context(witness(here["RayletSocketName"], ray.get_runtime_context().gcs_address, *lifelines))
         yield ray
 
 

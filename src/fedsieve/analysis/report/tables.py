@@ -19,6 +19,7 @@ from fedsieve.observe.profile import SECTIONS, Times
 if TYPE_CHECKING:  # it brings torch, which the other tables need not wait for
     from fedsieve.analysis.compare import Comparison, Group
     from fedsieve.analysis.foretell_run import ForetoldPhase
+    from fedsieve.engine.cluster_check import NodeCheck
     from fedsieve.sieve.density import Layers
 
 
@@ -80,6 +81,28 @@ def spread_over_clients(clients: Mapping[str, Any]) -> str:
         f"accuracy of clients: mean {percent(clients['mean'])}, worst tenth {percent(clients['worst_tenth'])}, "
         f"standard deviation {percent(clients['deviation'])}"
     )
+
+
+def nodes_table(nodes: Sequence["NodeCheck"]) -> Table:
+    """One row for each node of a cluster."""
+    table = Table(header_style="bold")
+    for name in ("node", "versions", "devices", "same\nbits", "data", "MB/s", "used"):
+        table.add_column(name, justify="right" if name == "MB/s" else "left")
+    words = {True: "yes", False: "no", None: "–"}
+    for node in nodes:
+        told, speed = node.facts, node.megabytes_per_second
+        versions = [f"{what} {told[what.lower()]}" for what in ("fedsieve", "torch", "Python")] if told else ["–"]
+        devices = [f"{told['cpus']} CPUs", told["cpu"], *(told["gpus"] or ["no GPU"])] if told else ["–"]
+        table.add_row(
+            node.name.removeprefix("node ").replace(" (", "\n("),
+            "\n".join(versions),
+            "\n".join(devices),
+            words[node.is_same],
+            words[node.has_data],
+            f"{speed:,.0f}" if speed is not None else "–",
+            words[node.problem is None],
+        )
+    return table
 
 
 def runs_table(results: Mapping[str, Mapping[str, Any]], title: str | None = None) -> Table:
