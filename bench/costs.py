@@ -4,7 +4,7 @@ bench/.venv/bin/python bench/costs.py                  # all parts, or those tha
 bench/.venv/bin/python bench/costs.py messages ray     # writes "costs" in bench/results.json
 
 docs/scale.md computes from these what large runs take. Messages are those of ViT-S in real runs on Ray; what a message
-costs is the difference between a round of 50 clients and one of 10, divided by 40.
+costs is the difference between a round of 40 clients and one of 10, divided by 30.
 """
 
 import datetime
@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ from fedsieve.federate.types import Job
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
 
-TURNS = 2
-MANY = 50  # clients in a round, beside FEW
+ROUNDS = 4
+MANY = 40  # clients in a round, beside FEW
 ON_RAY = "engine=ray workers=2 threads=1"
 OWN = {"sparsity": 0.9, "rule": "random", "scope": "client"}
 
@@ -85,38 +86,40 @@ def messages() -> Figures:
         }
         in_a_process(with_clients(kinds["head"], FEW), folder, ON_RAY)  # fills the cache
         for name, settings in kinds.items():
-            turns = [message_of(settings, folder) for _ in range(TURNS)]
-            found[name] = {key: median_of([turn[key] for turn in turns]) for key in turns[0]}
-            print(name, found[name], flush=True)
+            settings["phases"][0]["rounds"] = ROUNDS
+            found[name] = message_of(settings, folder)
+            print(name, json.dumps(found[name]), flush=True)
     return found
 
 
 def head_only(folder: Path) -> Figures:
     settings = head(folder)
-    settings["phases"][0]["rounds"] = 10
     settings["data"]["validation"] = 0.0
     return settings
 
 
-def message_of(settings: Figures, folder: Path) -> dict[str, float]:
-    """What each client beyond the first ten of a round adds; all jobs travel, however short they are."""
+def message_of(settings: Figures, folder: Path) -> dict[str, Figures]:
+    """What each client beyond the first ten of a round adds, in all rounds but the first; all jobs travel.
+
+    In the first round memory is used for the first time, and clients have the pretrained weights already.
+    """
     few, many = (
-        in_a_process(with_clients(settings, count), folder, ON_RAY, None, all_travel=1) for count in (FEW, MANY)
+        in_a_process(with_clients(settings, count), folder, ON_RAY, None, all_travel=1)["each round"]
+        for count in (FEW, MANY)
     )
-    rounds = settings["phases"][0]["rounds"]
-    added = lambda key: (many[key] - few[key]) / (MANY - FEW) / rounds  # noqa: E731
-    sections = {
-        f"seconds: {name}": (many["sections"].get(name, 0.0) - few["sections"].get(name, 0.0)) / (MANY - FEW) / rounds
-        for name in ("decode", "aggregate", "encode", "everything else")
-    }
-    return {
-        "bytes up": added("bytes up"),
-        "bytes down": added("bytes down"),
-        "seconds of the driver": added("thread seconds"),
-        "core seconds of the driver": added("core seconds"),
-        "seconds of a round without clients": few["thread seconds"] / rounds - FEW * added("thread seconds"),
-        **sections,
-    }
+    added: dict[str, Figures] = {}
+    for what in ("up", "down"):
+        added[f"bytes {what}"] = median_of(
+            [(more[what] - less[what]) / (MANY - FEW) for more, less in zip(many[1:], few[1:], strict=True)]
+        )
+    for what in ("thread", "cores", "decode", "aggregate", "encode"):
+        spent_few, spent_many = (
+            [after.get(what, 0.0) - before.get(what, 0.0) for before, after in pairwise(one)] for one in (few, many)
+        )
+        less, more = statistics.median(spent_few), statistics.median(spent_many)
+        added[f"seconds: {what}"] = median_of([(one - less) / (MANY - FEW) for one in spent_many])
+        added[f"seconds: {what}"]["of a round"] = less - FEW * (more - less) / (MANY - FEW)
+    return added
 
 
 # ---------------------------------------------------------------------------------------------- Ray

@@ -23,7 +23,7 @@ from fedsieve.experiment import run
 from fedsieve.experiment.prepare import publish_phase
 from fedsieve.federate.types import Job
 from fedsieve.observe.callbacks import Callback
-from fedsieve.observe.profile import IDLE, Times
+from fedsieve.observe.profile import stopwatch
 
 
 class Timing(Callback):
@@ -32,18 +32,18 @@ class Timing(Callback):
     def __init__(self) -> None:
         self.watch, self.rounds = Stopwatch(), []
         self.ends: list[float] = []  # of rounds, with what is written after them
+        self.each: list[dict[str, Any]] = []  # what each round took of this process, and its bytes
 
     def started(self, rounds: int, done: int) -> None:
         self.watch.go()
-
-    def finished(self, times: Times) -> None:
-        self.sections = {name: seconds for name, seconds in times.main.items() if name != IDLE}
 
     def round(self, line: dict[str, Any]) -> None:
         self.watch.stop()
         self.watch.go()
         self.rounds.append(line["seconds"])
         self.ends.append(time.perf_counter())
+        so_far = {"thread": self.watch.thread, "cores": self.watch.cores, **stopwatch.seconds}
+        self.each.append({"up": line["bytes_up"], "down": line["bytes_down"], **so_far})
 
     @property
     def mean_with_files(self) -> float:
@@ -72,7 +72,7 @@ def fedsieve(file: Path, options: Options) -> Outcome:
         "mean round with files": timing.mean_with_files,
         "bytes up": result["bytes_up"],
         "bytes down": result["bytes_down"],
-        "sections": timing.sections,
+        "each round": timing.each,
     }
     return timing.watch.outcome(weights, **more)
 
