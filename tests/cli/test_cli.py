@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -353,6 +354,13 @@ def test_an_existing_out_is_refused(fedsieve: Callable, file: Path) -> None:
         code, _, said = fedsieve(*arguments, "--out", "mine")
         assert code == 2 and said.startswith("error: --out mine holds a ") and len(said.splitlines()) == 1
     assert before == {path: path.read_bytes() for path in Path("mine").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("command", ["run", "mask calibrate", "cluster check"])
+def test_help_says_what_arguments_are(fedsieve: Callable, command: str) -> None:
+    code, out, _ = fedsieve(*command.split(), "--help")
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", out).split())
+    assert code == 0 and "YAML file" in said and "Changes to it: clients.count=20" in said
 
 
 def test_help_is_quick() -> None:
