@@ -33,8 +33,7 @@ def cluster_check(
 ) -> None:
     """Say of each node: versions, devices, whether it computes the same bits, whether it has the data, MB/s to it.
 
-    Without --address it is the experiment's cluster, or else a private one on this machine. Exit code 1: a node cannot
-    be used.
+    Without --address: the experiment's cluster, or else a private one. Exit code 1 if a node cannot be used.
     """
     from fedsieve.config.experiment_file import validated
     from fedsieve.config.runnable import loaded
