@@ -28,6 +28,7 @@ LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"  # Ray takes 
 ADDRESS = "ray_current_cluster"  # the file in which Ray writes it
 LIMIT = 60  # seconds until it must have started
 PREFIX = "fedsieve-ray-"
+SOONER = {"RAY_free_objects_period_milliseconds": "50"}  # else the store holds what was taken within the last second
 
 _token = secrets.token_hex(32)  # of this process's clusters: Ray reads it once
 
@@ -50,7 +51,7 @@ def private_cluster(cpus: int) -> Iterator[tuple[str, int]]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": search, **security()},
+        env={**os.environ, "PYTHONPATH": search, **SOONER, **security()},
         start_new_session=True,  # Ctrl-C is for the driver
     )
     theirs.close()

@@ -19,7 +19,7 @@ from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.kept import Enclosure, KeptInJob
 from fedsieve.engine.node_facts import facts
 from fedsieve.engine.tensor_bytes import TensorBytes, all_from_bytes, all_to_bytes, from_bytes, to_bytes
-from fedsieve.engine.torch_setup import configure_torch
+from fedsieve.engine.torch_setup import configure_torch, keep_freed_memory
 from fedsieve.errors import InputError
 from fedsieve.federate.blame import reason_of
 from fedsieve.federate.types import Job
@@ -175,6 +175,7 @@ class ClientActor:
                     activate(path, text)
             self.experiment = parse_experiment(setup.experiment, "the experiment")
             configure_torch(self.experiment)
+            keep_freed_memory()
         return self.experiment
 
 

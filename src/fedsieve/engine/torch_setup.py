@@ -20,7 +20,10 @@ def configure_torch(experiment: Experiment, worker: int = 0) -> None:
     """Make the same command on the same machine give the same bits, and spread workers over the GPUs."""
     assert experiment.threads != "auto"
     torch.set_num_threads(experiment.threads)
-    _keep_freed_memory()
+    if (
+        experiment.on_ray is None
+    ):  # a driver's heap would grow with the clients: Ray's small blocks lie between large ones
+        keep_freed_memory()
     if experiment.device == "cuda" and torch.cuda.is_available():  # else GPUs are at other nodes
         os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
@@ -54,7 +57,7 @@ def torch_as_before() -> Iterator[None]:
             torch.cuda.set_device(gpu)
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep large blocks of freed memory, since they are soon needed again.
 
     Giving them back to the system and getting them anew, page by page, would take some 3% of a training step, and more
