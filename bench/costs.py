@@ -79,6 +79,7 @@ def messages() -> Figures:
         folder = Path(place)
         kinds = {
             "dense": small_steps(folder),
+            "dense, disagreement measured": {**small_steps(folder), "analyze": {"level": "basic"}},
             "90% sparse, one mask": small_steps(folder, SHARED),
             "90% sparse, own random masks": small_steps(folder, OWN),
             "90% sparse, own calibrated masks": small_steps(folder, CALIBRATED),
