@@ -109,7 +109,7 @@ class RunContext:
         """A hash of all that a run starts from; to be computed before the first weight changes."""
         return fingerprint_of(self.data, self.model.vector)
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Training samples of each client."""
         return self.partition.clients.sizes

@@ -312,3 +312,14 @@ def test_messages_that_cannot_be_encoded() -> None:
         encode(good, layout, "int4")
     with pytest.raises(WireError, match="give a generator"):
         encode(good, layout, "int8")
+
+
+def test_data_that_must_not_be_written_to_is_read_in_place(recwarn: pytest.WarningsRecorder) -> None:
+    """As it lies in memory that processes share: nothing is copied, and nobody is warned."""
+    layout = Layout(bytes(16), {"delta": Extent(4, 4)})
+    encoded = encode(Message("update", {}, {"delta": Vector(values=torch.arange(4.0))}), layout)
+    aligned = np.frombuffer(bytes(encoded.data), np.uint8)
+    found = decode(aligned.data, layout, "update").vectors["delta"].values
+    assert found.tolist() == [0, 1, 2, 3] and not recwarn.list
+    first = aligned.ctypes.data
+    assert aligned.ctypes.data % 8 or first <= found.data_ptr() < first + aligned.nbytes

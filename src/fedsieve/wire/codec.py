@@ -1,6 +1,7 @@
 """encode(message) and decode(bytes): the frame around numbers and vectors."""
 
 import struct
+import warnings
 from collections.abc import Container, Mapping
 from dataclasses import replace
 
@@ -99,15 +100,17 @@ def decode(
 
     `known` are the bits of vectors whose positions need not be sent, and `redraw` draws bits from a seed. Positions
     that are said to be known, and are not in `known`, are those of the message's first vector that has any. Values that
-    were sent as they are, and plain bitmaps, are views of `data` (of a copy if it cannot be written to).
+    were sent as they are, and plain bitmaps, are views of `data`: copy them before you change them.
     """
     whole = np.frombuffer(data, dtype=np.uint8)
     numbers, vectors = _check_frame(whole, layout, kind)
-    if not whole.flags.writeable or whole.ctypes.data % 8:
+    if whole.ctypes.data % 8:
         whole = whole.copy()
     reader = _Reader(whole.data[HEADER.size : -CHECKSUM.size])
     found_numbers = _decode_numbers(reader, numbers)
-    found_vectors = _decode_vectors(reader, vectors, layout, known or {}, redraw)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that `data` may be read-only: then so are the views
+        found_vectors = _decode_vectors(reader, vectors, layout, known or {}, redraw)
     if reader.left:
         raise WireError("the message holds more than its header says")
     return Message(kind, found_numbers, found_vectors)
