@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-engines matrix claims browser bench bench-parts clean
+.PHONY: demo test test-engines matrix claims browser bench bench-parts bench-costs clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -32,6 +32,10 @@ claims: .venv/installed
 
 bench: bench/.venv/installed
 	bench/$(BIN)/python bench/peers.py
+
+# What messages, clients and actors cost, for docs/scale.md: about 15 minutes on 2 cores.
+bench-costs: bench/.venv/installed
+	bench/$(BIN)/python bench/costs.py
 
 bench-parts: .venv/installed
 	$(BIN)/python bench/transform.py

@@ -47,9 +47,9 @@ class RayCluster:
     def address(self) -> str:
         return str(self._order({"do": "address"}))
 
-    def add(self, **environment: str) -> str:
+    def add(self, cpus: int = 1, **environment: str) -> str:
         """The id of a new node, whose processes have these environment variables, and a cache of their own."""
-        return str(self._order({"do": "add", "environment": environment}))
+        return str(self._order({"do": "add", "cpus": cpus, "environment": environment}))
 
     def kill(self, node: str) -> None:
         """Kill all processes of a node at once."""
@@ -76,13 +76,17 @@ class RayCluster:
 
 
 def processes_below(folder: Path) -> list[str]:
+    return list(commands_below(folder).values())
+
+
+def commands_below(folder: Path) -> dict[int, str]:
     """The commands of processes that have a folder among their arguments or variables."""
-    found = []
+    found = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             command, environment = ((process / name).read_bytes() for name in ("cmdline", "environ"))
             if str(folder).encode() in command + environment:
-                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+                found[int(process.name)] = command.replace(b"\0", b" ").decode(errors="replace")
     return found
 
 
@@ -101,6 +105,7 @@ def serve(folder: Path) -> None:
             node = cluster.add_node(
                 node_ip_address=LOOPBACK,
                 temp_dir=str(folder),
+                num_cpus=order["cpus"],
                 object_store_memory=STORE,
                 include_dashboard=False,
                 env_vars={**own_cache, **order["environment"]},

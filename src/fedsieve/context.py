@@ -174,7 +174,8 @@ class RunContext:
                 self.samples(part),
                 positions,
                 self.transform,
-                self.experiment.device,  # where they are computed
+                # where they are computed: a driver without a GPU has nodes that do it
+                self.device if compute == self._computed_here else self.experiment.device,
                 partial(compute, part, positions, depth),
                 self.experiment.precision,
                 self.experiment.compile,

@@ -11,7 +11,7 @@ import torch
 import fedsieve
 from fedsieve.config.schema import Experiment
 from fedsieve.engine.canary import canary
-from fedsieve.engine.node_facts import Facts, difference, facts, files_digest, other_bits
+from fedsieve.engine.node_facts import Facts, difference, facts, files_digest, lack, other_bits
 
 CANARY = "from fedsieve.engine.canary import canary; print(canary('cpu', 'float32'))"
 
@@ -57,13 +57,18 @@ def test_facts_are_those_of_this_process(mine: Facts) -> None:
         ({"torch": "2.0.0"}, "it has torch 2.0.0, and the driver has"),
         ({"fedsieve": "9.9"}, "it has fedsieve 9.9 "),
         ({"files": "0123456789ab"}, "(files 0123456789ab), and the driver has "),
-        ({"canary": None}, "its torch finds no GPU"),
+        ({"canary": None}, None),
         ({"python": "3.99.1", "cpus": 1000, "gpus": ["a GPU"]}, None),
     ],
 )
 def test_what_keeps_a_machine_from_taking_part(mine: Facts, changed: Facts, said: str | None) -> None:
     found = difference(mine, {**mine, **changed})
     assert found is None if said is None else found is not None and said in found
+
+
+def test_a_machine_without_the_gpu_that_is_asked_for(mine: Facts) -> None:
+    assert lack(mine) is None
+    assert "finds no GPU" in str(lack({**mine, "canary": None}))
 
 
 def test_builds_of_one_torch_fit_each_other(mine: Facts) -> None:

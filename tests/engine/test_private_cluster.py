@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster import processes_below
+from ray_cluster import commands_below, processes_below
 
 pytest.importorskip("ray", reason="needs Ray: pip install 'fedsieve[ray]'")
 pytestmark = pytest.mark.engines
@@ -54,6 +54,44 @@ def test_a_private_cluster_ends_with_its_driver(how: str, code: int, file: Path,
     assert process.returncode == code
     assert said.count(b"\n") == (how == "SIGINT")  # the advice to resume
     assert ends_soon(place)
+
+
+def test_a_run_says_why_when_its_node_dies(file: Path, tmp_path: Path, place: Path) -> None:
+    """Ray ends the driver without a word."""
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "fedsieve", "run", str(file), "engine={ray: {}}", "phases.1.rounds=1000"]
+    process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while not (out / "metrics.jsonl").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    (folder,) = place.iterdir()
+    (raylet,) = (pid for pid, command in commands_below(folder).items() if "/raylet/raylet " in command)
+    os.kill(raylet, signal.SIGKILL)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == 1 and said.startswith(b"error: the Ray node of this machine ended")
+    assert b"--resume" in said and said.count(b"\n") == 1 and ends_soon(place)
+
+
+USES_RAY_ITSELF = """
+import os, signal, sys, yaml
+import fedsieve, ray
+before, handler = dict(os.environ), signal.getsignal(signal.SIGTERM)
+with open(sys.argv[1]) as file:
+    settings = yaml.safe_load(file)
+fedsieve.run({**settings, "engine": {"ray": {}}}, sys.argv[2], progress=False)
+assert signal.getsignal(signal.SIGTERM) is handler
+assert {key for key in os.environ if os.environ[key] != before.get(key)} <= {"PYTHONBREAKPOINT", "RAY_CLIENT_MODE"}
+ray.init(num_cpus=1, include_dashboard=False, logging_level="ERROR")
+assert ray.get(ray.remote(lambda: 1).remote()) == 1
+ray.shutdown()
+"""
+
+
+def test_the_process_can_use_ray_for_itself_afterwards(file: Path, tmp_path: Path, place: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(USES_RAY_ITSELF, encoding="utf-8")
+    done = subprocess.run([sys.executable, script, file, tmp_path / "run"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_on_a_private_cluster_ends_as_one_without(file: Path, tmp_path: Path, place: Path) -> None:

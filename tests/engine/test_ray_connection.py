@@ -74,6 +74,14 @@ def test_nobody_answers() -> None:
             must_answer(f"127.0.0.1:{one.getsockname()[1]}")
 
 
+@pytest.mark.parametrize(
+    "address", ["node1..cluster:6379", "a" * 70 + ":6379", "127.0.0.1:99999", "no.such.host.invalid:1"]
+)
+def test_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(InputError, match="give the HOST:PORT that `ray start --head` printed"):
+        must_answer(address)
+
+
 @pytest.mark.parametrize("address", ["nonsense", "host", "host:port", "ray://host:10001", "http://host:1", ":1"])
 def test_an_address_that_is_none(fedsieve: Callable, address: str) -> None:
     code, _, error = fedsieve("cluster", "check", "--address", address)

@@ -49,7 +49,7 @@ def cluster_check(
     with connected(settings.on_ray, cpus_for(settings)) as ray:
         from fedsieve.engine.cluster_check import ClusterCheck
 
-        nodes = ClusterCheck(ray, settings, with_data=experiment is not None).nodes()
+        nodes = ClusterCheck(ray, settings, with_data=experiment is not None and not settings.on_ray.send_data).nodes()
     if as_json:
         print(json.dumps([node.as_data() for node in nodes]))
     else:

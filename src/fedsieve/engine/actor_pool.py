@@ -11,16 +11,18 @@ from typing import Any
 
 from fedsieve.config.engine_settings import RaySettings
 from fedsieve.context import RunContext
-from fedsieve.engine.cluster_nodes import Node, alive_nodes, first_line, must_have_room, name_of, room_of
+from fedsieve.engine.cluster_nodes import Node, alive_nodes, must_have_room, name_of, room_of
 from fedsieve.engine.dispatch import ATTEMPTS, Ticket
-from fedsieve.engine.node_facts import Facts, difference, facts, other_bits
+from fedsieve.engine.node_facts import Facts, difference, facts, lack, other_bits
 from fedsieve.engine.ray_actor import PARTS, ClientActor, Supply, supply
 from fedsieve.errors import InputError, RunError, WorkerError
+from fedsieve.model.given_module import first_line
 
 LOOK_EVERY = 3.0  # seconds, for nodes that joined or died
-FIRST_ANSWER = 120.0  # seconds until nodes must have been examined at the start
-SILENT = f"it did not answer in {FIRST_ANSWER:.0f} s; are its CPUs taken by other jobs?"
+FIRST_ANSWER = 120.0  # seconds until some node must have been examined at the start
+OTHERS = 30.0  # seconds until the others are left to come later
 GRACE = 60.0  # seconds that a run without any node waits for one
+TAKEN = "are the cluster's CPUs taken by other jobs?"
 
 
 @dataclass
@@ -51,7 +53,7 @@ class ActorPool:
         self.nodes: dict[str, Node] = {}
         self.actors: list[Actor] = []
         self._lost: list[Ticket] = []  # the jobs of actors that are gone
-        self._looked = float("-inf")
+        self._looked, self._could_work = float("-inf"), time.monotonic()
         self._is_starting = True
         self._mine = facts(context.experiment)
         self._supply: Supply = supply(context, ray, settings.send_data)
@@ -73,6 +75,7 @@ class ActorPool:
         for reference in ready:
             self._hear(owing[reference])
         self.look()
+        self._warn_if_nobody_works()
         lost, self._lost = self._lost, []
         return lost
 
@@ -103,7 +106,7 @@ class ActorPool:
         self._looked = now
         alive = alive_nodes(self.ray)
         for gone in self.nodes.keys() - alive.keys():
-            del self.nodes[gone]  # its actors are noticed by what they owe
+            self._leave(self.nodes.pop(gone))
         for id, one in alive.items():
             if id not in self.nodes:
                 self.nodes[id] = Node(id, name_of(one), room_of(one, self.cpus, self.gpus))
@@ -114,18 +117,32 @@ class ActorPool:
         started = time.monotonic()
         self.look()
         must_have_room(self.ray, self.cpus, self.gpus)
-        while not self._are_examined() and time.monotonic() < started + FIRST_ANSWER:
+        while waiting := self._under_examination():
+            seconds, is_any_ready = time.monotonic() - started, any(node.is_ready for node in self.nodes.values())
+            if seconds > (OTHERS if is_any_ready else FIRST_ANSWER):
+                break
             self.listen(None)
         self._is_starting = False
         if not any(node.is_ready for node in self.nodes.values()):
-            reasons = [f"{node.name}: {node.refused or SILENT}" for node in self.nodes.values()]
-            raise InputError(f"engine.ray: no node of the cluster can be used ({'; '.join(reasons)})")
-        for node in self.nodes.values():
-            if not node.is_ready and node.refused is None and self._on(node):
-                self.context.note(f"{node.name} has not answered in {FIRST_ANSWER:.0f} s; it is used when it does")
+            reasons = [f"{node.name} is not used: {node.refused}" for node in self.nodes.values() if node.refused]
+            reasons += [f"{node.name} did not answer in {FIRST_ANSWER:.0f} s; {TAKEN}" for node in waiting]
+            raise InputError(f"engine.ray: no node of the cluster can be used: {'; '.join(reasons) or 'all are gone'}")
+        for node in waiting:
+            self.context.callback.warning(f"{node.name} has not answered yet; it is used when it does ({TAKEN})")
+        if not self.gpus and any(node["Resources"].get("GPU") for node in alive_nodes(self.ray).values()):
+            self.context.note("the cluster has GPUs, and engine.ray.gpus_per_client is 0: they are not used")
 
-    def _are_examined(self) -> bool:
-        return all(node.is_ready or node.refused is not None for node in self.nodes.values() if self._on(node))
+    def _under_examination(self) -> list[Node]:
+        asked = [node for node in self.nodes.values() if self._on(node)]
+        return [node for node in asked if not node.is_ready and node.refused is None]
+
+    def _warn_if_nobody_works(self) -> None:
+        """Say once why nothing goes on, when actors wait for room; they may get it at any time."""
+        if self._is_starting or any(actor.is_ready for actor in self.actors):
+            self._could_work = time.monotonic()
+        elif time.monotonic() > self._could_work + GRACE:
+            self._could_work = float("inf")
+            self.context.callback.warning(f"no actor could start for {GRACE:.0f} s, still waiting; {TAKEN}")
 
     def _wait_for_a_node(self) -> None:
         """Without any actor, wait for a node for a while."""
@@ -188,7 +205,7 @@ class ActorPool:
 
     def _obstacle(self, said: Facts) -> str | None:
         """Why a node cannot be used, until somebody changes something there."""
-        return str(said["failed"]) if "failed" in said else difference(self._mine, said)
+        return difference(self._mine, said) or said.get("failed") or lack(said)
 
     def _other_bits(self, said: Facts) -> str | None:
         if self._mine["canary"] is None:  # the driver has no GPU: the first node sets the standard
@@ -217,7 +234,7 @@ class ActorPool:
 
     def _begun(self, actor: Actor, said: dict[str, Any]) -> None:
         if "failed" in said:
-            self._refuse(actor.node, said["failed"])
+            self._do_without(actor, said["failed"])
         else:
             actor.is_ready, actor.node.stillborn = True, 0
 
@@ -227,7 +244,7 @@ class ActorPool:
         try:
             answer = self.ray.get(actor.asked)
         except self.ray.exceptions.RayTaskError as error:
-            reason = first_line(error.cause)
+            reason = first_line(error.cause or error)
             if actor.is_ready:
                 raise WorkerError(reason) from None
             self._refuse(actor.node, f"its actor failed to start ({reason}); install what the driver has")
@@ -239,10 +256,12 @@ class ActorPool:
 
     def _died(self, actor: Actor, error: Exception) -> None:
         self._dismiss(actor)
-        node = actor.node
+        self._looked, node = float("-inf"), actor.node
+        self.look()  # whether its node is gone as well
         if actor.ticket is not None:
             self.context.callback.warning(f"an actor at {node.name} died; what it was doing is done again")
-            actor.ticket.died("actors")
+            if node.id in self.nodes:
+                actor.ticket.died("actors")
         elif not actor.is_ready:
             node.stillborn += 1
             if not node.is_ready:  # the others on it wait for what this one was asked
@@ -250,9 +269,18 @@ class ActorPool:
             if "No module named 'fedsieve" in str(error):
                 self._refuse(node, f"it lacks the driver's fedsieve; install the same there ({first_line(error)})")
             elif node.stillborn == ATTEMPTS:
-                self._refuse(node, f"its processes ended ({first_line(error)}); is there too little memory?")
-        self._looked = float("-inf")  # its node may be gone
-        self.look()
+                self._do_without(actor, f"its processes ended ({first_line(error)}); is there too little memory?")
+
+    def _do_without(self, actor: Actor, reason: str) -> None:
+        """Do not start this actor again; its node is good for as many as are ready there, if any."""
+        node = actor.node
+        if ready := sum(one.is_ready for one in self.actors if one.node is node):
+            node.room, node.stillborn = ready, 0
+            self.context.callback.warning(f"{node.name} is used for {ready} at a time: {reason}")
+            for one in [one for one in self.actors if one.node is node and not one.is_ready]:
+                self._dismiss(one)
+        else:
+            self._refuse(node, reason)
 
     def _refuse(self, node: Node, reason: str, is_error: bool = True) -> None:
         """Do not use a node. At the start that ends the run, as something can be put right, unless it is no error."""
@@ -261,6 +289,7 @@ class ActorPool:
         node.refused, node.is_ready, node.data = reason, False, {}
         self.context.callback.warning(f"{node.name} is not used: {reason}")
         self._leave(node)
+        self._recruit()
 
     def _leave(self, node: Node) -> None:
         for actor in self.actors.copy():

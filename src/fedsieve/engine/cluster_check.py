@@ -9,12 +9,13 @@ from typing import Any
 from fedsieve.config.plugins import active
 from fedsieve.config.schema import Experiment
 from fedsieve.data.load import load
-from fedsieve.engine.cluster_nodes import alive_nodes, first_line, name_of, room_of
-from fedsieve.engine.node_facts import Facts, difference, facts, other_bits
+from fedsieve.engine.cluster_nodes import alive_nodes, name_of, room_of
+from fedsieve.engine.node_facts import Facts, difference, facts, lack, other_bits
 from fedsieve.engine.ray_actor import PARTS, ClientActor, Setup, facts_of
 from fedsieve.engine.torch_setup import configure_torch
+from fedsieve.model.given_module import first_line
 
-LIMIT = 120.0  # seconds for each answer: the first one takes the imports of torch and fedsieve
+LIMIT = 120.0  # seconds for all nodes to answer: the first answer takes the imports of torch and fedsieve
 SENT = 64_000_000  # bytes, to measure how fast they arrive
 
 
@@ -57,7 +58,7 @@ class ClusterCheck:
         try:
             self._ask(checks, actors)
             for id in [id for id in actors if checks[id].problem is None]:
-                checks[id].megabytes_per_second = self._speed(actors[id])
+                self._measure(checks[id], actors[id])
         finally:
             for actor in actors.values():
                 self.ray.kill(actor)
@@ -75,11 +76,13 @@ class ClusterCheck:
 
     def _ask(self, checks: Mapping[str, NodeCheck], actors: Mapping[str, Any]) -> None:
         """What each node is, and then, if asked, whether the data are there."""
+        self.until = time.monotonic() + LIMIT
         said = {id: actor.examine.remote(self.setup) for id, actor in actors.items()}
         for id, reference in said.items():
             self._judge(checks[id], reference, self._examined)
         if self.data is None:
             return
+        self.until = time.monotonic() + LIMIT
         fit = [id for id in actors if checks[id].problem is None]
         found = {id: actors[id].load.options(num_returns=1 + len(PARTS)).remote(self.setup)[0] for id in fit}
         for id, reference in found.items():
@@ -87,38 +90,43 @@ class ClusterCheck:
 
     def _judge(self, check: NodeCheck, reference: Any, judge: Callable[[NodeCheck, Facts], None]) -> None:
         try:
-            said = self.ray.get(reference, timeout=LIMIT)
+            said = self.ray.get(reference, timeout=max(0.0, self.until - time.monotonic()))
         except self.ray.exceptions.GetTimeoutError:
             check.problem = f"it did not answer in {LIMIT:.0f} s; are its CPUs taken by other jobs?"
         except self.ray.exceptions.RayError as error:
             check.problem = f"its actor failed ({first_line(error)}); install what the driver has"
         else:
-            check.problem = said.get("failed")
-            if check.problem is None:
-                judge(check, said)
+            judge(check, said)
 
     def _examined(self, check: NodeCheck, said: Facts) -> None:
         check.facts = said
+        check.problem = difference(self.mine, said) or said.get("failed") or lack(said)
+        if check.problem is not None:
+            return
         if self.mine["canary"] is None:  # the driver has no GPU: the first node sets the standard
             self.mine["canary"] = said["canary"]
         other = other_bits(self.mine, said)
-        check.is_same = other is None and said["canary"] is not None
-        check.problem = difference(self.mine, said) or (other if self.settings.same_bits else None)
+        check.is_same = other is None
+        check.problem = other if self.settings.same_bits else None
 
     def _loaded(self, check: NodeCheck, said: Facts) -> None:
         check.has_data = said == self.data
         if not check.has_data:
-            check.problem = "its data are not the driver's"
+            check.problem = said.get("failed", "its data are not the driver's")
 
-    def _speed(self, actor: Any) -> float:
-        """Megabytes a second, less the time that an empty message takes."""
+    def _measure(self, check: NodeCheck, actor: Any) -> None:
+        """How fast many bytes arrive, less the time that an empty message takes."""
         nothing, much = (self.ray.put(os.urandom(size)) for size in (1, SENT))
         seconds = []
         for reference in (nothing, nothing, much):
             started = time.perf_counter()
-            self.ray.get(actor.receive.remote(reference), timeout=LIMIT)
+            try:
+                self.ray.get(actor.receive.remote(reference), timeout=LIMIT)
+            except self.ray.exceptions.RayError as error:
+                check.problem = f"{SENT:,} bytes did not arrive there ({first_line(error)})"
+                return
             seconds.append(time.perf_counter() - started)
-        return SENT / max(seconds[2] - seconds[1], 1e-6) / 1e6
+        check.megabytes_per_second = SENT / max(seconds[2] - seconds[1], 1e-6) / 1e6
 
 
 def _resources(node: Mapping[str, Any]) -> str:

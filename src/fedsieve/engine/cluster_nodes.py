@@ -41,7 +41,10 @@ def room_of(node: Mapping[str, Any], cpus: int, gpus: float) -> int:
 
 def must_have_room(ray: Any, cpus: int, gpus: float) -> None:
     """InputError if no node can ever take an actor."""
-    resources = [one["Resources"] for one in alive_nodes(ray).values()]
+    nodes = alive_nodes(ray).values()
+    if any(room_of(node, cpus, gpus) for node in nodes):
+        return
+    resources = [node["Resources"] for node in nodes]
     most = {kind: max((one.get(kind, 0) for one in resources), default=0) for kind in ("CPU", "GPU")}
     if gpus > most["GPU"]:
         what = f"engine.ray.gpus_per_client: {gpus:g} is asked for"
@@ -49,9 +52,5 @@ def must_have_room(ray: Any, cpus: int, gpus: float) -> None:
     if cpus > most["CPU"]:
         what = f"threads: each actor takes {cpus} CPUs"
         raise InputError(f"{what}, and the node with most has {most['CPU']:g}; use as many threads or fewer")
-
-
-def first_line(error: BaseException | None) -> str:
-    """Of what Ray says, which may be a page."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {(lines or [''])[0][:200]}"
+    what = f"each actor takes {cpus} CPUs and {gpus:g} GPUs"
+    raise InputError(f"engine.ray: {what}, and no single node has both; use fewer threads or gpus_per_client")

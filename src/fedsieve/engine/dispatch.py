@@ -5,10 +5,11 @@ that hands out jobs to free processes, never more than a few ahead of the answer
 time than sending them are done in this process.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from torch import Tensor
 
@@ -47,6 +48,7 @@ class Dispatcher:
     def __init__(self, runtime: ClientRuntime) -> None:
         self.runtime, self.context = runtime, runtime.context
         self.pace = Pace()
+        self.seconds: dict[str, float] = defaultdict(float)  # of all processes that do jobs, by section
         self._asking = False
 
     def publish(self, vectors: Mapping[str, Tensor]) -> None:
@@ -106,6 +108,16 @@ class Dispatcher:
             else:
                 with section("idle"):
                     self._listen(waiting, None)
+
+    def _told(self, heard: Mapping[str, Any]) -> None:
+        """Take what a process says beside the answer to a job: how long it took, notes, and why it failed."""
+        for name, seconds in heard["seconds"].items():
+            self.seconds[name] += seconds
+        self.pace.add(sum(heard["seconds"].values()))
+        for topic, note in heard["notes"].items():
+            self.context.note(note, topic)
+        if "failed" in heard:
+            raise WorkerError(heard["failed"])
 
     # What derived classes have.
 

@@ -16,15 +16,22 @@ from fedsieve.engine.canary import canary
 Facts = dict[str, Any]
 
 
-def facts(experiment: Experiment) -> Facts:
-    """To be called in a process that is set up for this experiment (`configure_torch`)."""
-    has_gpu = torch.cuda.is_available()
-    is_able = experiment.device == "cpu" or has_gpu
+def versions() -> Facts:
+    """What can be told even if nothing else works."""
     return {
         "fedsieve": fedsieve.__version__,
         "files": files_digest(),
         "torch": torch.__version__,
         "python": platform.python_version(),
+    }
+
+
+def facts(experiment: Experiment) -> Facts:
+    """To be called in a process that is set up for this experiment (`configure_torch`)."""
+    has_gpu = torch.cuda.is_available()
+    is_able = experiment.device == "cpu" or has_gpu
+    return {
+        **versions(),
         "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "cpus": os.cpu_count(),
         "gpus": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if has_gpu else [],
@@ -43,16 +50,21 @@ def files_digest() -> str:
 
 
 def difference(mine: Facts, theirs: Facts) -> str | None:
-    """Why a machine cannot take part in a run of this one: its versions differ, or it lacks the device."""
+    """Why a machine cannot take part in a run of this one: its versions differ."""
     if (mine["fedsieve"], mine["files"]) != (theirs["fedsieve"], theirs["files"]):
         versions = [f"{one['fedsieve']} (files {one['files']})" for one in (theirs, mine)]
         return f"it has fedsieve {versions[0]}, and the driver has {versions[1]}; install the same"
     builds = [one["torch"].partition("+")[0] for one in (theirs, mine)]  # the build for a GPU may be another one
     if builds[0] != builds[1]:
         return f"it has torch {builds[0]}, and the driver has {builds[1]}; install the same"
-    if theirs["canary"] is None:
-        return "its torch finds no GPU; install one for CUDA, or use gpus_per_client: 0"
     return None
+
+
+def lack(theirs: Facts) -> str | None:
+    """Why a machine with the same versions cannot take part."""
+    return (
+        "its torch finds no GPU; install one for CUDA, or use gpus_per_client: 0" if theirs["canary"] is None else None
+    )
 
 
 def other_bits(mine: Facts, theirs: Facts) -> str | None:
@@ -60,4 +72,6 @@ def other_bits(mine: Facts, theirs: Facts) -> str | None:
     if mine["canary"] == theirs["canary"]:
         return None
     what = f"its last bits differ from the driver's (CPU {theirs['cpu']}, torch {theirs['torch']}"
-    return f"{what}; here {mine['cpu']}, torch {mine['torch']}); engine.ray.same_bits: false uses it all the same"
+    here = f"here {mine['cpu']}, torch {mine['torch']})"
+    hidden = ", and CUDA_VISIBLE_DEVICES= for the driver leaves its own GPU out of account" if mine["gpus"] else ""
+    return f"{what}; {here}; engine.ray.same_bits: false uses it all the same{hidden}"

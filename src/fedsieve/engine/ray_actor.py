@@ -5,7 +5,8 @@ Its methods return plain data. An error that should be told to the user is retur
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedsieve.context import RunContext
 from fedsieve.data.load import Dataset, Samples, load
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.kept import Enclosure, KeptInJob
-from fedsieve.engine.node_facts import facts
+from fedsieve.engine.node_facts import facts, versions
 from fedsieve.engine.tensor_bytes import TensorBytes, all_from_bytes, all_to_bytes, from_bytes, to_bytes
 from fedsieve.engine.torch_setup import configure_torch, keep_freed_memory
 from fedsieve.errors import InputError
@@ -68,7 +69,7 @@ def supply(context: RunContext, ray: Any, send_data: bool) -> Supply:
     texts = {plugin.path: plugin.text for plugin in active(experiment.plugins)}
     if context.given is not None:
         try:
-            given = ray.put(context.given)
+            given = ray.put(replace(context.given, module=deepcopy(context.given.module).cpu()))
         except Exception as error:  # of code that is not ours
             what = f"the given model cannot be sent to other nodes ({error})"
             raise InputError(f"{what}; define it in a module that can be pickled, or use engine: local") from None
@@ -109,8 +110,8 @@ class ClientActor:
         """What this machine tells of itself."""
         try:
             return facts(self._set_up(setup))
-        except Exception as error:
-            return {"failed": reason_of(error)}
+        except Exception as error:  # a setting that another version does not know, maybe
+            return {**versions(), "failed": reason_of(error)}
 
     def load(self, setup: Setup) -> list[Any]:
         """The data set, as this machine finds it: its classes and fingerprint, then its arrays."""

@@ -34,17 +34,18 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
 
     A connection that this process had before is used and kept.
     """
+    ray = _imported()
+    if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if settings.address not in ("auto", here):
+            wanted = "null starts a private cluster" if settings.address is None else f"{settings.address} is another"
+            what = f"engine.ray.address: {wanted}, and this process is connected to the cluster at {here}"
+            raise InputError(f"{what}; use auto, or call ray.shutdown() first")
+        yield ray
+        return
     with ExitStack() as stack:
+        stack.callback(_read_environment_again, ray)  # last of all, when it is as before
         stack.enter_context(_environment(QUIET))
-        ray = _imported()
-        if ray.is_initialized():
-            if settings.address is None:
-                raise InputError(
-                    "engine.ray.address: null starts a private cluster, and this process is connected to another one; "
-                    "use auto, or call ray.shutdown() first"
-                )
-            yield ray
-            return
         address, lifelines = settings.address, list[int]()
         if address is None:
             stack.enter_context(_environment(security()))
@@ -52,7 +53,7 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
             lifelines.append(lifeline)
         elif address != "auto":
             must_answer(address)
-        _silence(ray)
+        stack.enter_context(_silence(ray))
         _read_environment_again(ray)
         try:
             with _same_sigterm(), _no_stderr():
@@ -92,8 +93,9 @@ def must_answer(address: str) -> None:
                 said = line.recv(9)
                 if len(said) < 4 or said[3] != SETTINGS:
                     raise OSError("what answers there is not Ray")
-    except OSError as error:
-        reason = "nothing answers there" if isinstance(error, TimeoutError) else error.strerror or str(error)
+    except (OSError, UnicodeError, OverflowError) as error:  # names and ports may be impossible ones
+        reason = getattr(error, "strerror", None) or str(error)
+        reason = "nothing answers there" if isinstance(error, TimeoutError) else reason
         what = f"engine.ray.address: {address}: {reason}"
         raise InputError(f"{what}; give the HOST:PORT that `ray start --head` printed, auto or null") from None
 
@@ -123,10 +125,16 @@ def _read_environment_again(ray: Any) -> None:
         ray._raylet.Config.initialize("")
 
 
-def _silence(ray: Any) -> None:
+@contextmanager
+def _silence(ray: Any) -> Iterator[None]:
     """Ray prints a page when a node dies, log lines of it included; the engine says so in one line."""
-    with suppress(AttributeError):
-        ray._private.worker.print_to_stdstream = lambda *_, **__: None
+    worker = ray._private.worker
+    before = getattr(worker, "print_to_stdstream", None)
+    worker.print_to_stdstream = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        worker.print_to_stdstream = before
 
 
 @contextmanager

@@ -5,7 +5,7 @@ fetches them once. What clients remember lies with the driver and travels with j
 An actor or a node that dies costs the time of its jobs. Nodes that join are used as soon as they have been examined.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Mapping
 from itertools import count
 from typing import Any
@@ -21,7 +21,6 @@ from fedsieve.engine.dispatch import Dispatcher, Ticket
 from fedsieve.engine.kept import Enclosure, KeptInFolder
 from fedsieve.engine.ray_actor import Sent, received, sent
 from fedsieve.engine.tensor_bytes import to_bytes
-from fedsieve.errors import WorkerError
 from fedsieve.federate.mask_source import MaskFiles, name_of_own
 from fedsieve.federate.types import Answer, Job
 
@@ -36,7 +35,7 @@ class RayEngine(Dispatcher):
         clients = experiment.clients
         in_a_round = clients.count if isinstance(experiment.model.head, RidgeHead) else clients.per_round
         wanted = workers_allowed(in_a_round) if experiment.workers == "auto" else experiment.workers
-        self.ray, self.seconds = ray, defaultdict[str, float](float)  # of all actors, by section
+        self.ray = ray
         self._versions = count(1)
         self._published: dict[str, tuple[int, Any]] = {}  # versions and references, by name
         self._features: dict[str, Tensor] = {}  # that were published
@@ -114,13 +113,7 @@ class RayEngine(Dispatcher):
         (heard, data, back), ticket = answer, actor.ticket
         assert ticket is not None
         actor.ticket = None
-        for name, seconds in heard["seconds"].items():
-            self.seconds[name] += seconds
-        self.pace.add(sum(heard["seconds"].values()))
-        for topic, note in heard["notes"].items():
-            self.context.note(note, topic)
-        if "failed" in heard:
-            raise WorkerError(heard["failed"])
+        self._told(heard)
         about = heard["about"]
         if back is not None:
             about = self._kept_again(ticket.job, about, received(back))

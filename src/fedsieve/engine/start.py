@@ -13,8 +13,9 @@ from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.parcel import CannotTravelError, packed
 from fedsieve.engine.serial import Serial
 from fedsieve.engine.worker_pool import WorkerPool
-from fedsieve.errors import InputError
+from fedsieve.errors import InputError, RunError
 from fedsieve.federate.local_optimizers import LOCAL_OPTIMIZERS
+from fedsieve.model.given_module import first_line
 from fedsieve.phase import Phase
 
 if TYPE_CHECKING:
@@ -63,8 +64,11 @@ def on_ray(runtime: ClientRuntime, settings: RaySettings) -> Iterator["RayEngine
     from fedsieve.engine.ray_engine import RayEngine
 
     with connected(settings, cpus_for(runtime.context.experiment)) as ray:
-        engine = RayEngine(runtime, ray, settings)
         try:
-            yield engine
-        finally:
-            engine.close()
+            engine = RayEngine(runtime, ray, settings)
+            try:
+                yield engine
+            finally:
+                engine.close()
+        except ray.exceptions.RayError as error:  # a full object store, say
+            raise RunError(f"Ray: {first_line(error)}; see that it is well, and go on with --resume") from None

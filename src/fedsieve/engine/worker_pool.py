@@ -9,7 +9,7 @@ import selectors
 import socket
 import subprocess
 import sys
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.lifeline import parent_to_die_with
 from fedsieve.engine.parcel import Parcel
 from fedsieve.engine.published import PublishedVectors
-from fedsieve.errors import WorkerError
 from fedsieve.federate.types import Answer, Job
 from fedsieve.files.array_file import verified
 
@@ -50,7 +49,6 @@ class WorkerPool(Dispatcher):
         # Workers load what the run starts from themselves. It must be the same, unless they are sent a whole model.
         self.fingerprint = self.context.fingerprint if self.context.is_as_started else None
         self.slots: list[SharedBuffer] = []
-        self.seconds: dict[str, float] = defaultdict(float)  # of all workers, by section
         self.workers: list[Worker] = []
         self._fork_server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -120,13 +118,7 @@ class WorkerPool(Dispatcher):
             else:
                 worker.pid, self._begun, self._stillborn = heard["pid"], True, 0
             return
-        for name, seconds in heard["seconds"].items():
-            self.seconds[name] += seconds
-        self.pace.add(sum(heard["seconds"].values()))
-        for topic, note in heard["notes"].items():
-            self.context.note(note, topic)
-        if "failed" in heard:
-            raise WorkerError(heard["failed"])
+        self._told(heard)
         ticket.answer, worker.ticket = Answer(heard["about"], data), None
 
     # Processes.

@@ -92,7 +92,7 @@ def nodes_table(nodes: Sequence["NodeCheck"]) -> Table:
     for node in nodes:
         told, speed = node.facts, node.megabytes_per_second
         versions = [f"{what} {told[what.lower()]}" for what in ("fedsieve", "torch", "Python")] if told else ["–"]
-        devices = [f"{told['cpus']} CPUs", told["cpu"], *(told["gpus"] or ["no GPU"])] if told else ["–"]
+        devices = [f"{told['cpus']} CPUs", told["cpu"], *(told["gpus"] or ["no GPU"])] if "cpu" in told else ["–"]
         table.add_row(
             node.name.removeprefix("node ").replace(" (", "\n("),
             "\n".join(versions),
