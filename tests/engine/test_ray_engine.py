@@ -187,6 +187,29 @@ def test_a_node_that_is_killed_in_a_round_and_one_that_joins(
     two_nodes.other = joined[0]
 
 
+def test_a_node_of_idle_actors_that_dies_between_rounds(
+    experiment: Maker,
+    tmp_path: Path,
+    two_nodes: RayCluster,
+    by_actors: Counter[str],
+    engines: list[RayEngine],
+) -> None:
+    """Actors that were idle when their node died are no reason to blame the next job."""
+    changes = ["clients.fraction=0.17", "phases.0.rounds=1"]  # one client in a round
+    expected = run(experiment(*changes), tmp_path / "one")["model_sha256"]
+    large = two_nodes.add(cpus=4)
+
+    class Killing(Listener):
+        def round(self, line: dict) -> None:
+            if line["phase"] == "head":
+                engines[0].wait()
+                two_nodes.kill(large)
+
+    changes += [*on(two_nodes), "workers=6"]
+    result = run(experiment(*changes), tmp_path / "two", callback=Killing())
+    assert result["model_sha256"] == expected and by_actors.total() > by_actors[large]
+
+
 def test_the_driver_is_killed_and_the_run_goes_on_with_another_engine(
     experiment: Maker, tmp_path: Path, two_nodes: RayCluster
 ) -> None:
@@ -198,12 +221,13 @@ def test_the_driver_is_killed_and_the_run_goes_on_with_another_engine(
     def command(folder: Path, *more: str) -> list[str]:
         return [sys.executable, "-m", "fedsieve", "run", str(file), *more, "--out", str(folder), "--resume"]
 
-    process = subprocess.Popen(command(out, *on(two_nodes)), stdout=subprocess.DEVNULL)
-    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_bytes().count(b"\n") < 3:
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
+    with subprocess.Popen(command(out, *on(two_nodes)), stdout=subprocess.DEVNULL) as process:
+        try:
+            while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_bytes().count(b"\n") < 3:
+                assert process.poll() is None, "the run ended before it could be killed"
+                time.sleep(0.01)
+        finally:
+            process.kill()
     assert not (out / "result.json").exists()
     shutil.copytree(out, tmp_path / "here")
     for folder, engine in ((out, on(two_nodes)), (tmp_path / "here", [])):
@@ -301,7 +325,23 @@ def other_torch(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("make", "said"), [(other_fedsieve, "it has fedsieve"), (other_torch, "it has torch 2.99.0")])
+def older_fedsieve(folder: Path) -> Path:
+    """A copy of the package that does not know a setting of today."""
+    schema = other_fedsieve(folder) / "fedsieve" / "config" / "schema.py"
+    text = schema.read_text(encoding="utf-8")
+    assert "    compile: bool" in text
+    schema.write_text(text.replace("    compile: bool", "    compile_: bool"), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (other_fedsieve, "it has fedsieve"),
+        (older_fedsieve, "it has fedsieve"),
+        (other_torch, "it has torch 2.99.0"),
+    ],
+)
 def test_nodes_with_other_versions_are_named(
     make: Callable[[Path], Path],
     said: str,
@@ -329,6 +369,15 @@ def test_nodes_with_other_bits_are_not_used_unless_asked_for(
     assert [f"{node[:6]}) is not used: its last bits differ" in text for text in listener.warnings] == [True]
     run(experiment(*changes, "engine.ray.same_bits=false"), tmp_path / "three")
     assert by_actors[node]
+
+
+def test_a_node_that_fits_is_looked_for(experiment: Maker, tmp_path: Path, two_nodes: RayCluster) -> None:
+    """One actor is wanted, and the node with most room has other bits."""
+    large, listener = two_nodes.add(cpus=3, ATEN_CPU_CAPABILITY="default", MKL_CBWR="COMPATIBLE"), Listener()
+    expected = run(experiment(), tmp_path / "one")["model_sha256"]
+    result = run(experiment(*on(two_nodes), "workers=1"), tmp_path / "two", callback=listener)
+    two_nodes.kill(large)
+    assert result["model_sha256"] == expected and f"{large[:6]}) is not used" in listener.warnings[0]
 
 
 @pytest.mark.parametrize(

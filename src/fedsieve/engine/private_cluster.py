@@ -24,18 +24,23 @@ from pathlib import Path
 from fedsieve.errors import RunError
 
 ADOPTS = 36  # prctl's PR_SET_CHILD_SUBREAPER
-LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"  # Ray takes the usual one for the network's
+LOOPBACK = (
+    "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
+)  # Ray takes the usual one for the network's
 ADDRESS = "ray_current_cluster"  # the file in which Ray writes it
 LIMIT = 60  # seconds until it must have started
 PREFIX = "fedsieve-ray-"
-SOONER = {"RAY_free_objects_period_milliseconds": "50"}  # else the store holds what was taken within the last second
+SOONER = {
+    "RAY_free_objects_period_milliseconds": "50",  # else the store holds what was taken within the last second
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",  # a head on this machine that does not answer is dead
+}
 
 _token = secrets.token_hex(32)  # of this process's clusters: Ray reads it once
 
 
-def security() -> dict[str, str]:
-    """Environment variables for all processes of a private cluster: nobody without the token can use it."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token}
+def settings() -> dict[str, str]:
+    """Environment variables for all processes of a private cluster, with a token that nobody else has."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _token, **SOONER}
 
 
 @contextmanager
@@ -51,7 +56,7 @@ def private_cluster(cpus: int) -> Iterator[tuple[str, int]]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": search, **SOONER, **security()},
+        env={**os.environ, "PYTHONPATH": search, **settings()},
         start_new_session=True,  # Ctrl-C is for the driver
     )
     theirs.close()

@@ -13,7 +13,8 @@ from typing import Any
 from fedsieve.config.engine_settings import RaySettings
 from fedsieve.config.schema import Experiment
 from fedsieve.engine.cluster_nodes import alive_nodes
-from fedsieve.engine.private_cluster import private_cluster, security
+from fedsieve.engine.private_cluster import private_cluster
+from fedsieve.engine.private_cluster import settings as private_settings
 from fedsieve.engine.witness import witness
 from fedsieve.errors import InputError
 
@@ -48,7 +49,7 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
         stack.enter_context(_environment(QUIET))
         address, lifelines = settings.address, list[int]()
         if address is None:
-            stack.enter_context(_environment(security()))
+            stack.enter_context(_environment(private_settings()))
             address, lifeline = stack.enter_context(private_cluster(cpus))
             lifelines.append(lifeline)
         elif address != "auto":
