@@ -83,13 +83,18 @@ def two_nodes(cluster: RayCluster) -> RayCluster:
 
 @pytest.fixture
 def by_actors(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """All jobs are done by actors; how many at each node."""
-    answered, done = RayEngine._answered, Counter[str]()
+    """All jobs are done by actors, all of which are ready before the first one; how many at each node."""
+    made, answered, done = RayEngine.__init__, RayEngine._answered, Counter[str]()
+
+    def wait_first(self: RayEngine, *arguments: object) -> None:
+        made(self, *arguments)
+        self.wait()
 
     def counted(self: RayEngine, actor: Actor, answer: object) -> None:
         done[actor.node.id] += 1
         answered(self, actor, answer)
 
+    monkeypatch.setattr(RayEngine, "__init__", wait_first)
     monkeypatch.setattr(RayEngine, "_answered", counted)
     monkeypatch.setattr(pace, "TINY", 0.0)
     return done

@@ -53,7 +53,8 @@ class ActorPool:
         self.nodes: dict[str, Node] = {}
         self.actors: list[Actor] = []
         self._lost: list[Ticket] = []  # the jobs of actors that are gone
-        self._looked, self._could_work = float("-inf"), time.monotonic()
+        self._looked = float("-inf")
+        self._stuck_since: float | None = None  # when it was seen that no actor is ready
         self._is_starting = True
         self._mine = facts(context.experiment)
         self._supply: Supply = supply(context, ray, settings.send_data)
@@ -139,9 +140,11 @@ class ActorPool:
     def _warn_if_nobody_works(self) -> None:
         """Say once why nothing goes on, when actors wait for room; they may get it at any time."""
         if self._is_starting or any(actor.is_ready for actor in self.actors):
-            self._could_work = time.monotonic()
-        elif time.monotonic() > self._could_work + GRACE:
-            self._could_work = float("inf")
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = time.monotonic()
+        elif time.monotonic() > self._stuck_since + GRACE:
+            self._stuck_since = float("inf")
             self.context.callback.warning(f"no actor could start for {GRACE:.0f} s, still waiting; {TAKEN}")
 
     def _wait_for_a_node(self) -> None:

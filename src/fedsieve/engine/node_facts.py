@@ -62,9 +62,9 @@ def difference(mine: Facts, theirs: Facts) -> str | None:
 
 def lack(theirs: Facts) -> str | None:
     """Why a machine with the same versions cannot take part."""
-    return (
-        "its torch finds no GPU; install one for CUDA, or use gpus_per_client: 0" if theirs["canary"] is None else None
-    )
+    if theirs["canary"] is None:
+        return "its torch finds no GPU; install one for CUDA, or use gpus_per_client: 0"
+    return None
 
 
 def other_bits(mine: Facts, theirs: Facts) -> str | None:

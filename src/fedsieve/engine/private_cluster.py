@@ -24,9 +24,7 @@ from pathlib import Path
 from fedsieve.errors import RunError
 
 ADOPTS = 36  # prctl's PR_SET_CHILD_SUBREAPER
-LOOPBACK = (
-    "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
-)  # Ray takes the usual one for the network's
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"  # Ray takes the usual one for the network's
 ADDRESS = "ray_current_cluster"  # the file in which Ray writes it
 LIMIT = 60  # seconds until it must have started
 PREFIX = "fedsieve-ray-"
