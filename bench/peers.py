@@ -114,6 +114,7 @@ def meet(case: Case, runs: int, overrides: str, say: Callable[[str], None]) -> R
                     seconds.append(arena.run(contender)["seconds"])
                 one["values"].append(statistics.median(seconds))
                 one["start"].append(said.pop("start"))
+                said.pop("each round", None)  # for costs.py
                 one["more"].append(said)
                 say(f"  turn {turn + 1}: {name}, {one['values'][-1]:.3f} s")
                 if expected is None and contender.kind == "fedsieve" and contender.settings is None:
