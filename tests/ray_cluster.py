@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
@@ -58,8 +59,9 @@ class RayCluster:
             self.other = ""
 
     def restore(self) -> None:
-        """Add a second node if it was killed."""
+        """Add a second node if it was killed, and wait until all that were killed have been noticed."""
         self.other = self.other or self.add()
+        self._order({"do": "settle"})
 
     def close(self) -> None:
         self.process.communicate()
@@ -113,6 +115,9 @@ def serve(folder: Path) -> None:
             nodes[answer := node.node_id] = node
         elif order["do"] == "kill":
             cluster.remove_node(nodes.pop(order["node"]), allow_graceful=False)
+        elif order["do"] == "settle":
+            while {one["NodeID"] for one in cluster.global_state.node_table() if one["Alive"]} != nodes.keys():
+                time.sleep(0.1)
         else:
             answer = cluster.address
         print(json.dumps(answer), file=answers, flush=True)

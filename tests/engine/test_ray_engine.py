@@ -406,7 +406,7 @@ def test_more_than_any_node_has(
 def test_another_token(file: Path, two_nodes: RayCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsieve", "run", str(file), *on(two_nodes), "--out", str(tmp_path / "run")]
     env = {**os.environ, **SECURITY, "RAY_AUTH_TOKEN": "f" * 64}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=15)
     assert done.returncode == 2 and done.stderr.startswith("error: engine.ray.address: 127.0.0.2:")
     assert "it asks for another token" in done.stderr and done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

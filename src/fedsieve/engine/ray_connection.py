@@ -35,7 +35,8 @@ def connected(settings: RaySettings, cpus: int) -> Iterator[Any]:
 
     A connection that this process had before is used and kept.
     """
-    ray = _imported()
+    with _environment(QUIET):  # some of it is read on import
+        ray = _imported()
     if ray.is_initialized():
         here = ray.get_runtime_context().gcs_address
         if settings.address not in ("auto", here):
