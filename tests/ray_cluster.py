@@ -48,6 +48,10 @@ class RayCluster:
     def address(self) -> str:
         return str(self._order({"do": "address"}))
 
+    def engine(self, more: str = "") -> list[str]:
+        """Changes to an experiment, so that it runs here, on both nodes."""
+        return [f"engine={{ray: {{address: '{self.address}', {more}}}}}", "workers=2"]
+
     def add(self, cpus: int = 1, **environment: str) -> str:
         """The id of a new node, whose processes have these environment variables, and a cache of their own."""
         return str(self._order({"do": "add", "cpus": cpus, "environment": environment}))
