@@ -30,17 +30,15 @@ class RayCluster:
     def __init__(self) -> None:
         place = os.environ.get("RAY_TMPDIR", "/tmp")  # a short one: it holds sockets
         self.folder = Path(tempfile.mkdtemp(prefix="fedsieve-test-", dir=place))
-        self.said = self.folder.with_suffix(".log")
-        with self.said.open("wb") as said:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, str(self.folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                text=True,
-                env={**os.environ, **SECURITY, **SOONER, "RAY_TMPDIR": str(self.folder)},
-                start_new_session=True,  # Ctrl-C is for the tests
-            )
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, str(self.folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # Ray's log
+            text=True,
+            env={**os.environ, **SECURITY, **SOONER, "RAY_TMPDIR": str(self.folder)},
+            start_new_session=True,  # Ctrl-C is for the tests
+        )
         self.head = self.add()
         self.other = self.add()
 
@@ -69,16 +67,15 @@ class RayCluster:
 
     def close(self) -> None:
         self.process.communicate()
-        self.said.unlink(missing_ok=True)
 
     def _order(self, order: dict[str, Any]) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
         print(json.dumps(order), file=self.process.stdin, flush=True)
-        if not (line := self.process.stdout.readline()):
-            said = self.said.read_text()[-2000:]
+        answer, error = json.loads(self.process.stdout.readline() or '["", "it is gone"]')
+        if error:
             self.close()
-            raise RuntimeError(f"the cluster ended: {said}")
-        return json.loads(line)
+            raise RuntimeError(f"the cluster ended: {error}")
+        return answer
 
 
 def processes_below(folder: Path) -> list[str]:
@@ -102,36 +99,41 @@ def serve(folder: Path) -> None:
     (folder / "ray").mkdir()  # Ray writes the cluster's address there
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Ray prints, too
-    cluster, nodes = Cluster(), {}
+    cluster, nodes = Cluster(), dict[str, Any]()
     for line in sys.stdin:
-        order = json.loads(line)
-        answer = None
-        if order["do"] == "add":
-            own_cache = {"FEDSIEVE_CACHE": str(folder / f"cache-{len(nodes)}")}
-            node = cluster.add_node(
-                node_ip_address=LOOPBACK,
-                temp_dir=str(folder),
-                num_cpus=order["cpus"],
-                object_store_memory=STORE,
-                include_dashboard=False,
-                env_vars={**own_cache, **order["environment"]},
-            )
-            nodes[answer := node.node_id] = node
-        elif order["do"] == "kill":
-            cluster.remove_node(nodes.pop(order["node"]), allow_graceful=False)
-        elif order["do"] == "settle":
-            while {one["NodeID"] for one in cluster.global_state.node_table() if one["Alive"]} != nodes.keys():
-                time.sleep(0.1)
-        else:
-            answer = cluster.address
-        print(json.dumps(answer), file=answers, flush=True)
+        answer = error = ""
+        try:
+            answer = done(json.loads(line), cluster, nodes, folder)
+        except Exception:
+            error = traceback.format_exc()
+        print(json.dumps([answer, error]), file=answers, flush=True)
+
+
+def done(order: dict[str, Any], cluster: Any, nodes: dict[str, Any], folder: Path) -> str:
+    """Carry out an order, and answer it."""
+    if order["do"] == "add":
+        own_cache = {"FEDSIEVE_CACHE": str(folder / f"cache-{len(nodes)}")}
+        node = cluster.add_node(
+            node_ip_address=LOOPBACK,
+            temp_dir=str(folder),
+            num_cpus=order["cpus"],
+            object_store_memory=STORE,
+            include_dashboard=False,
+            env_vars={**own_cache, **order["environment"]},
+        )
+        nodes[node.node_id] = node
+        return str(node.node_id)
+    if order["do"] == "kill":
+        cluster.remove_node(nodes.pop(order["node"]), allow_graceful=False)
+    elif order["do"] == "settle":
+        while {one["NodeID"] for one in cluster.global_state.node_table() if one["Alive"]} != nodes.keys():
+            time.sleep(0.1)
+    return str(cluster.address)
 
 
 if __name__ == "__main__":
     adopt_orphans()
     try:
         serve(Path(sys.argv[1]))
-    except Exception:
-        traceback.print_exc()
     finally:
         end_all(Path(sys.argv[1]))
