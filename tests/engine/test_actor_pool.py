@@ -15,6 +15,8 @@ import torch
 
 import fedsieve
 from fedsieve.config.schema import Experiment
+from fedsieve.engine.actor_pool import ActorPool
+from fedsieve.engine.cluster_nodes import Node
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
 from listeners import Listener
@@ -128,6 +130,29 @@ def test_nodes_with_other_bits_are_not_used_unless_asked_for(
     assert [f"{node[:6]}) is not used: its last bits differ" in text for text in listener.warnings] == [True]
     run(experiment(*changes, "engine.ray.same_bits=false"), tmp_path / "three")
     assert by_actors[node]
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_actors_that_die_before_they_are_ready(
+    deaths: int, experiment: Maker, tmp_path: Path, two_nodes: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node is tried three times."""
+    start, left = ActorPool._start_actor, [deaths]
+
+    def then_kill(self: ActorPool, node: Node) -> None:
+        start(self, node)
+        if left[0]:
+            left[0] -= 1
+            self.ray.kill(self.actors[-1].handle)
+
+    monkeypatch.setattr(ActorPool, "_start_actor", then_kill)
+    changes = [*two_nodes.engine(), "workers=1"]
+    if deaths == 3:
+        with pytest.raises(InputError, match=r"node .*\): its processes ended"):
+            run(experiment(*changes), tmp_path / "two")
+        return
+    expected = run(experiment(), tmp_path / "one")["model_sha256"]
+    assert run(experiment(*changes), tmp_path / "two")["model_sha256"] == expected and not left[0]
 
 
 def test_a_node_that_fits_is_looked_for(experiment: Maker, tmp_path: Path, two_nodes: RayCluster) -> None:

@@ -11,7 +11,7 @@ import torch
 import fedsieve
 from fedsieve.config.schema import Experiment
 from fedsieve.engine.canary import canary
-from fedsieve.engine.node_facts import Facts, difference, facts, files_digest, lack, other_bits
+from fedsieve.engine.node_facts import Facts, difference, facts, files_digest, obstacle, other_bits
 
 CANARY = "from fedsieve.engine.canary import canary; print(canary('cpu', 'float32'))"
 
@@ -67,8 +67,20 @@ def test_what_keeps_a_machine_from_taking_part(mine: Facts, changed: Facts, said
 
 
 def test_a_machine_without_the_gpu_that_is_asked_for(mine: Facts) -> None:
-    assert lack(mine) is None
-    assert "finds no GPU" in str(lack({**mine, "canary": None}))
+    assert obstacle(mine, dict(mine)) is None
+    assert "finds no GPU" in str(obstacle(mine, {**mine, "canary": None}))
+
+
+def test_versions_explain_more_than_what_failed_for_them(mine: Facts) -> None:
+    theirs = {key: mine[key] for key in ("fedsieve", "files", "torch", "python")} | {"failed": "unknown key"}
+    assert obstacle(mine, theirs) == "unknown key"
+    assert "it has torch 2.0.0" in str(obstacle(mine, {**theirs, "torch": "2.0.0"}))
+
+
+def test_a_driver_without_a_gpu_takes_the_first_nodes_bits_as_the_standard(mine: Facts) -> None:
+    driver = {**mine, "canary": None}
+    assert other_bits(driver, {**mine, "canary": "1" * 64}) is None
+    assert other_bits(driver, {**mine, "canary": "2" * 64}) is not None
 
 
 def test_builds_of_one_torch_fit_each_other(mine: Facts) -> None:

@@ -13,8 +13,8 @@ from fedsieve.config.engine_settings import RaySettings
 from fedsieve.context import RunContext
 from fedsieve.engine.cluster_nodes import Node, alive_nodes, must_have_room, name_of, room_of
 from fedsieve.engine.dispatch import ATTEMPTS, Ticket
-from fedsieve.engine.node_facts import Facts, difference, facts, lack, other_bits
-from fedsieve.engine.ray_actor import PARTS, ClientActor, Supply, supply
+from fedsieve.engine.node_facts import Facts, facts, obstacle, other_bits
+from fedsieve.engine.ray_actor import PARTS, Supply, actor_on, supply
 from fedsieve.errors import InputError, RunError, WorkerError
 from fedsieve.model.given_module import first_line
 
@@ -172,16 +172,7 @@ class ActorPool:
             self._start_actor(self.nodes[best])
 
     def _start_actor(self, node: Node) -> None:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        made = self.ray.remote(ClientActor).options(
-            num_cpus=self.cpus,
-            num_gpus=self.gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        )
-        actor = Actor(node, made.remote())
+        actor = Actor(node, actor_on(self.ray, node.id, self.cpus, self.gpus))
         is_first = not self._on(node)
         self.actors.append(actor)
         if node.is_ready:
@@ -195,9 +186,9 @@ class ActorPool:
     def _examined(self, actor: Actor, said: Facts) -> None:
         """Judge a node by what its first actor says, and let it load the data."""
         node, needed = actor.node, self._supply
-        if (reason := self._obstacle(said)) is not None:
+        if (reason := obstacle(self._mine, said)) is not None:
             self._refuse(node, reason)
-        elif (reason := self._other_bits(said)) is not None:
+        elif (reason := other_bits(self._mine, said)) is not None and self.settings.same_bits:
             self._refuse(node, reason, is_error=False)
         elif needed.data:
             self._is_found(node, needed.data)
@@ -205,15 +196,6 @@ class ActorPool:
             about, *arrays = actor.handle.load.options(num_returns=1 + len(PARTS)).remote(needed.setup)
             references = dict(zip(PARTS, arrays, strict=True))
             actor.ask(about, lambda found: self._loaded(node, found, references))
-
-    def _obstacle(self, said: Facts) -> str | None:
-        """Why a node cannot be used, until somebody changes something there."""
-        return difference(self._mine, said) or said.get("failed") or lack(said)
-
-    def _other_bits(self, said: Facts) -> str | None:
-        if self._mine["canary"] is None:  # the driver has no GPU: the first node sets the standard
-            self._mine["canary"] = said["canary"]
-        return other_bits(self._mine, said) if self.settings.same_bits else None
 
     def _loaded(self, node: Node, found: dict[str, Any], references: dict[str, Any]) -> None:
         remedy = "put them at the same path there, or set engine.ray.send_data: true"
@@ -259,20 +241,24 @@ class ActorPool:
 
     def _died(self, actor: Actor, error: Exception) -> None:
         self._dismiss(actor)
+        if not actor.is_ready:
+            self._stillborn(actor, error)
         self._looked, node = float("-inf"), actor.node
-        self.look()  # whether its node is gone as well
+        self.look()  # whether its node is gone as well; if not, another actor takes its place
         if actor.ticket is not None:
             self.context.callback.warning(f"an actor at {node.name} died; what it was doing is done again")
             if node.id in self.nodes:
                 actor.ticket.died("actors")
-        elif not actor.is_ready:
-            node.stillborn += 1
-            if not node.is_ready:  # the others on it wait for what this one was asked
-                self._leave(node)
-            if "No module named 'fedsieve" in str(error):
-                self._refuse(node, f"it lacks the driver's fedsieve; install the same there ({first_line(error)})")
-            elif node.stillborn == ATTEMPTS:
-                self._do_without(actor, f"its processes ended ({first_line(error)}); is there too little memory?")
+
+    def _stillborn(self, actor: Actor, error: Exception) -> None:
+        node = actor.node
+        node.stillborn += 1
+        if not node.is_ready:  # the others on it wait for what this one was asked
+            self._leave(node)
+        if "No module named 'fedsieve" in str(error):
+            self._refuse(node, f"it lacks the driver's fedsieve; install the same there ({first_line(error)})")
+        elif node.stillborn == ATTEMPTS:
+            self._do_without(actor, f"its processes ended ({first_line(error)}); is there too little memory?")
 
     def _do_without(self, actor: Actor, reason: str) -> None:
         """Do not start this actor again; its node is good for as many as are ready there, if any."""

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedsieve.config.plugins import active
 from fedsieve.config.schema import Experiment
 from fedsieve.data.load import load
 from fedsieve.engine.cluster_nodes import alive_nodes, name_of, room_of
-from fedsieve.engine.node_facts import Facts, difference, facts, lack, other_bits
-from fedsieve.engine.ray_actor import PARTS, ClientActor, Setup, facts_of
+from fedsieve.engine.node_facts import Facts, facts, obstacle, other_bits
+from fedsieve.engine.ray_actor import PARTS, actor_on, facts_of, setup_of
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.model.given_module import first_line
 
@@ -44,15 +43,14 @@ class ClusterCheck:
         self.ray, self.experiment, self.settings = ray, experiment, experiment.on_ray
         self.mine, self.threads = facts(experiment), experiment.threads
         self.data = facts_of(load(experiment.data)) if with_data else None
-        texts = {plugin.path: plugin.text for plugin in active(experiment.plugins)}
-        self.setup = ray.put(Setup(experiment.to_yaml(), texts))
+        self.setup = ray.put(setup_of(experiment))
 
     def nodes(self) -> list[NodeCheck]:
         checks, actors = dict[str, NodeCheck](), dict[str, Any]()
         for id, node in alive_nodes(self.ray).items():
             check = checks[id] = NodeCheck(name_of(node), room_of(node, self.threads, self.settings.gpus_per_client))
             if check.room:
-                actors[id] = self._actor_on(id)
+                actors[id] = actor_on(self.ray, id, self.threads, self.settings.gpus_per_client)
             else:
                 check.problem = f"it has no room for a client: {_resources(node)}"
         try:
@@ -63,16 +61,6 @@ class ClusterCheck:
             for actor in actors.values():
                 self.ray.kill(actor)
         return list(checks.values())
-
-    def _actor_on(self, node: str) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        made = self.ray.remote(ClientActor).options(
-            num_cpus=self.threads,
-            num_gpus=self.settings.gpus_per_client,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        )
-        return made.remote()
 
     def _ask(self, checks: Mapping[str, NodeCheck], actors: Mapping[str, Any]) -> None:
         """What each node is, and then, if asked, whether the data are there."""
@@ -100,14 +88,11 @@ class ClusterCheck:
 
     def _examined(self, check: NodeCheck, said: Facts) -> None:
         check.facts = said
-        check.problem = difference(self.mine, said) or said.get("failed") or lack(said)
-        if check.problem is not None:
-            return
-        if self.mine["canary"] is None:  # the driver has no GPU: the first node sets the standard
-            self.mine["canary"] = said["canary"]
-        other = other_bits(self.mine, said)
-        check.is_same = other is None
-        check.problem = other if self.settings.same_bits else None
+        check.problem = obstacle(self.mine, said)
+        if check.problem is None:
+            other = other_bits(self.mine, said)
+            check.is_same = other is None
+            check.problem = other if self.settings.same_bits else None
 
     def _loaded(self, check: NodeCheck, said: Facts) -> None:
         check.has_data = said == self.data

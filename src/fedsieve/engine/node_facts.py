@@ -60,15 +60,18 @@ def difference(mine: Facts, theirs: Facts) -> str | None:
     return None
 
 
-def lack(theirs: Facts) -> str | None:
-    """Why a machine with the same versions cannot take part."""
+def obstacle(mine: Facts, theirs: Facts) -> str | None:
+    """Why a machine cannot take part, until somebody changes something there."""
+    if (reason := difference(mine, theirs) or theirs.get("failed")) is not None:
+        return reason
     if theirs["canary"] is None:
         return "its torch finds no GPU; install one for CUDA, or use gpus_per_client: 0"
     return None
 
 
 def other_bits(mine: Facts, theirs: Facts) -> str | None:
-    """Why results would depend on whether this machine takes part."""
+    """Why results would depend on whether this machine takes part. It sets the standard if this one has no GPU."""
+    mine["canary"] = mine["canary"] or theirs["canary"]
     if mine["canary"] == theirs["canary"]:
         return None
     what = f"its last bits differ from the driver's (CPU {theirs['cpu']}, torch {theirs['torch']}"

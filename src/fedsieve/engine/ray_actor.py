@@ -66,7 +66,6 @@ class Supply:
 def supply(context: RunContext, ray: Any, send_data: bool) -> Supply:
     """Put the model, and data that nodes do not load themselves, into the object store."""
     experiment, data, given = context.experiment, context.data, None
-    texts = {plugin.path: plugin.text for plugin in active(experiment.plugins)}
     if context.given is not None:
         try:
             given = ray.put(replace(context.given, module=deepcopy(context.given.module).cpu()))
@@ -76,7 +75,25 @@ def supply(context: RunContext, ray: Any, send_data: bool) -> Supply:
     start = Start(parts_of(context.classifier), ray.put(to_bytes(context.model.vector)), given, data.classes)
     is_sent = send_data or experiment.data.name == "given"
     arrays = {name: ray.put(array) for name, array in arrays_of(data).items()} if is_sent else {}
-    return Supply(ray.put(Setup(experiment.to_yaml(), texts)), start, arrays, facts_of(data))
+    return Supply(ray.put(setup_of(experiment)), start, arrays, facts_of(data))
+
+
+def setup_of(experiment: Experiment) -> Setup:
+    return Setup(experiment.to_yaml(), {plugin.path: plugin.text for plugin in active(experiment.plugins)})
+
+
+def actor_on(ray: Any, node: str, cpus: int, gpus: float) -> Any:
+    """The handle of a new actor on the node with this id. If it dies, Ray does nothing about it."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    made = ray.remote(ClientActor).options(
+        num_cpus=cpus,
+        num_gpus=gpus,
+        max_restarts=0,
+        max_task_retries=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    )
+    return made.remote()
 
 
 @dataclass
