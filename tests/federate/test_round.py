@@ -137,12 +137,12 @@ def test_who_failed_gets_everything_again(
 ) -> None:
     """A client that trusts only messages can decode each broadcast, and all that it needs for that is counted."""
     holders = set(range(6)) if "federated" in scope else set()  # of the mask, and the sum of scores
-    again, costs, bring, extra = [], [], Transport.bring_up_to_date, Transport.extra
+    again, costs, bring, extra = [], [], Transport.bring_up_to_date, Transport.send_extra
     totals: dict[str, Tensor] = {}
 
-    def remembered(self, name, values):
+    def remembered(self, clients, name, values, traffic):
         totals[name] = values
-        return extra(self, name, values)
+        extra(self, clients, name, values, traffic)
 
     def checked(self, clients, weights, traffic):
         before = traffic.down
@@ -168,7 +168,7 @@ def test_who_failed_gets_everything_again(
         bring(self, clients, weights, traffic)
         assert traffic.down - before == bring_costs
 
-    monkeypatch.setattr(Transport, "extra", remembered)
+    monkeypatch.setattr(Transport, "send_extra", remembered)
     monkeypatch.setattr(Transport, "bring_up_to_date", checked)
     failures = ["clients.fail_rate=0.4", f"phases.*.method={method}", "clients.fraction=0.67", "evaluate.test=never"]
     run(experiment(edit(f"scope: {scope}", rounds=4).replace("40", "5"), *failures), tmp_path / "run")

@@ -30,6 +30,23 @@ def weights(folder: Path) -> Tensor:
     return FlatModel(load_classifier(folder)).vector
 
 
+class OpenAverage:
+    """Adds rounded updates where everybody sees them."""
+
+    needs_all = False
+
+    def __init__(self, settings: Settings, weights: Tensor) -> None:
+        self.sum, self.total = torch.zeros(len(weights), dtype=torch.int64), 0.0
+
+    def add(self, update) -> None:
+        where = slice(None) if update.mask is None else update.mask.positions
+        self.sum[where] += (update.vectors["delta"].double() * update.weight * 2.0**30).round().long()
+        self.total += update.weight
+
+    def finish(self) -> Tensor:
+        return self.sum.double() / 2.0**30 / self.total
+
+
 @pytest.mark.parametrize("weighting", ["samples", "equal"])
 @pytest.mark.parametrize("mask", [None, "scope: server"])
 def test_zero_sum_is_the_quantized_plain_sum(
@@ -40,20 +57,6 @@ def test_zero_sum_is_the_quantized_plain_sum(
     listener, settings = Listener(), experiment(*changes, "clients.secure={zero_sum: {bits: 30}}")
     secret = run(settings, tmp_path / "secret", callback=listener)
     assert run(settings, tmp_path / "again")["model_sha256"] == secret["model_sha256"]
-
-    class OpenAverage:
-        needs_all = False
-
-        def __init__(self, settings: Settings, weights: Tensor) -> None:
-            self.sum, self.total = torch.zeros(len(weights), dtype=torch.int64), 0.0
-
-        def add(self, update) -> None:
-            where = slice(None) if update.mask is None else update.mask.positions
-            self.sum[where] += (update.vectors["delta"].double() * update.weight * 2.0**30).round().long()
-            self.total += update.weight
-
-        def finish(self) -> Tensor:
-            return self.sum.double() / 2.0**30 / self.total
 
     monkeypatch.setitem(AGGREGATORS, "mean", OpenAverage)
     run(experiment(*changes), tmp_path / "open")
@@ -66,8 +69,24 @@ def test_zero_sum_is_the_quantized_plain_sum(
     assert any("nobody sees single updates" in note for note in listener.notes)
 
 
-def test_who_leaves_a_secret_round_ends_it(experiment: Maker, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"client \d left .* zero_sum needs every client .* nothing was aggregated"):
+def test_who_leaves_a_secret_round_is_left_out_and_it_is_done_again(
+    experiment: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum over those who stay is the open sum without those who leave."""
+    failures, listener = ["clients.fail_rate=0.2", "clients.count=8"], Listener()
+    run(experiment(*failures, "clients.secure={zero_sum: {bits: 30}}"), tmp_path / "secret", callback=listener)
+    monkeypatch.setitem(AGGREGATORS, "mean", OpenAverage)
+    run(experiment(*failures), tmp_path / "open")
+    assert torch.equal(weights(tmp_path / "secret"), weights(tmp_path / "open"))
+    hidden, plain = (read_metrics(tmp_path / name) for name in ("secret", "open"))
+    assert [line["failed"].keys() for line in hidden] == [line["failed"].keys() for line in plain]
+    assert any(line["failed"] for line in hidden) and any("was left out" in warning for warning in listener.warnings)
+    undisturbed = min(line["bytes_up"] for line in hidden if not line["failed"])
+    assert all(line["bytes_up"] > 1.5 * undisturbed for line in hidden if line["failed"])  # all was sent again
+
+
+def test_a_secret_round_with_too_few_left_ends_the_run(experiment: Maker, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"clients are left, and clients\.secure: zero_sum needs 3 .* single updates"):
         run(experiment("clients.secure=zero_sum", "clients.fail_rate=0.5"), tmp_path / "run")
 
 

@@ -228,5 +228,8 @@ def test_a_random_mask_is_its_seed() -> None:
     assert masks.shared is not None
     drawn = Mask.pack(shapes_of(scope.named.items()), masks.shared.unpack())
     assert masks.drawn(masks.seed_of(0, 1)) == drawn
-    assert transport.mask(drawn, masks.seed_of(0, 1)) < transport.mask(drawn)
+    by_seed, by_bits = Traffic(), Traffic()
+    transport.send_mask([0], drawn, by_seed, masks.seed_of(0, 1))
+    transport.send_mask([0], drawn, by_bits)
+    assert by_seed.down < by_bits.down
     assert torch.equal(packed(drawn.unpack()), drawn.bits)

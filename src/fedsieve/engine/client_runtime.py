@@ -24,6 +24,7 @@ from fedsieve.federate.types import EXTRA, Answer, Broadcast, Job, State, Task, 
 from fedsieve.model.evaluate import BATCH, joined
 from fedsieve.observe.profile import section
 from fedsieve.phase import ClientSide, Phase, calibration_depth, client_side, mask_source
+from fedsieve.privacy.zero_sum import Participant
 from fedsieve.randomness import numpy_generator
 from fedsieve.sieve.mask import Mask
 
@@ -48,6 +49,7 @@ class ClientRuntime:
             "loss": self._loss,
             "scores": self._scores,
             "contribute": self._contribute,
+            "key": self._key,
             "train": self._train,
         }
 
@@ -116,6 +118,11 @@ class ClientRuntime:
         data = self.context.client_data(job.about["client"], side.depth)
         with section("calibrate"):
             return side.phase.method.contribute(data, side.setup, side.phase.settings.name)
+
+    def _key(self, job: Job) -> Answer:
+        """A client's public key for secure sums, and the private one: any process may train the client."""
+        one = Participant(job.about["client"])
+        return Answer({"private": one.private_key().hex()}, one.public_key)
 
     def _train(self, job: Job) -> Answer:
         """A client's message, or why there is none: a client's error does not end the run."""

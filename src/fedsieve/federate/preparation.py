@@ -31,7 +31,7 @@ class Preparation:
         """Send every client the weights, and the shared mask unless all clients made it together."""
         masks, clients = self.shared_masks, len(self.sizes)
         if masks is not None and masks.source.shared is not None and not masks.needs_everybody:
-            self.traffic.down += clients * self.transport.shared_mask(round=1)
+            self.transport.send_shared_mask(range(clients), 1, self.traffic)
         self.transport.bring_up_to_date(range(clients), weights, self.traffic)
 
     def remember(self, client: int, state: State) -> None:

@@ -22,6 +22,13 @@ class RoundRecord:
     samples: dict[int, int] = field(default_factory=dict)  # by client
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)  # by client: why it was left out
+    warned: set[int] = field(default_factory=set)  # clients that the user has been told of
+    redone: int = 0  # how often keys were made for secure sums
+
+    @property
+    def left(self) -> list[int]:
+        """Chosen clients that were not left out."""
+        return [client for client in self.chosen if client not in self.failed]
 
     @property
     def place(self) -> str:

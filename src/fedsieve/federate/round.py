@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedsieve.federate.linear import is_linear
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.norm_limit import NormLimit, Reply, all_finite
 from fedsieve.federate.record import RoundRecord
-from fedsieve.federate.secure_round import SecureRound
+from fedsieve.federate.secure_round import DepartedError, SecureRound
 from fedsieve.federate.selection.uniform import Uniform
 from fedsieve.federate.shared_mask import SharedMasks
 from fedsieve.federate.traffic import Traffic
@@ -26,6 +26,7 @@ from fedsieve.federate.types import EXTRA, Answer, Broadcast, Engine, Job, Local
 from fedsieve.federate.weighting import WEIGHTINGS
 from fedsieve.model.flat import Scope
 from fedsieve.observe.profile import section
+from fedsieve.privacy.zero_sum import Roster
 from fedsieve.randomness import numpy_generator
 from fedsieve.sieve.density import MeanDensity
 
@@ -55,6 +56,7 @@ class Server:
     interference: Callable[[], Interference | None]  # made anew each round
     warn: Callable[[str], None]
     replied: Callable[[int, int], None]  # hears how many clients of a round have replied
+    private_keys: dict[int, str] = field(default_factory=dict)  # of a simulated secure round
 
     def round(self, number: int, rounds_before: int) -> dict[str, Any]:
         """Do a round, after `rounds_before` in all phases, and return its line of metrics.
@@ -80,18 +82,7 @@ class Server:
             record.chosen = self.select.among(losses)
             if not record.chosen:
                 self._must_be_enough(record)
-            # They train, those with most samples first, so that no worker waits for a long job at the end.
-            clients = sorted(record.chosen, key=lambda client: -self.sizes[client])
-            secure = self._secure_round(record) if self.clients.zero_sum is not None else None
-            is_light = is_linear(self.setup)  # then a job takes less time than sending it
-            jobs = (self._job(client, record, secure, is_light) for client in clients)
-            answers = self.engine.map(jobs)
-            # Their updates become new weights, one at a time: none is kept unless the method keeps it.
-            replies = self._counted(clients, answers)
-            updates = self._summed(replies, secure, record) if secure else self._accepted(replies, record)
-            with closing(answers), closing(updates):
-                state = {name: one.clone() for name, one in self.state.items()}  # `fold` may change it in place
-                new_weights, new_state = self.method.fold(weights, updates, state)
+            new_weights, new_state = self._new_weights(record)
             if not all_finite(new_weights):
                 raise RunError(f"{record.place}: the server's new weights are not finite")
         with section("aggregate"):
@@ -101,6 +92,31 @@ class Server:
             self.memory.commit()
             self.engine.publish({"weights": self.scope.of(self.vector)})
             return record.line()
+
+    def _new_weights(self, record: RoundRecord) -> tuple[Tensor, State]:
+        """The chosen clients train; their updates become new weights, and a new state of the method."""
+        if self.clients.zero_sum is None:
+            return self._folded(record, None)
+        while True:  # each time with fewer clients, and with fresh keys
+            secure = self._secure_round(record)
+            try:
+                return self._folded(record, secure)
+            except DepartedError as departed:
+                for client, reason in departed.reasons.items():
+                    self._leave_out(client, reason, record)
+
+    def _folded(self, record: RoundRecord, secure: SecureRound | None) -> tuple[Tensor, State]:
+        # Those with most samples train first, so that no worker waits for a long job at the end.
+        clients = sorted(record.left, key=lambda client: -self.sizes[client])
+        is_light = is_linear(self.setup)  # then a job takes less time than sending it
+        jobs = (self._job(client, record, secure, is_light) for client in clients)
+        answers = self.engine.map(jobs)
+        # Their updates become new weights, one at a time: none is kept unless the method keeps it.
+        replies = self._counted(clients, answers)
+        updates = self._summed(replies, secure, record) if secure else self._accepted(replies, record)
+        with closing(answers), closing(updates):
+            state = {name: one.clone() for name, one in self.state.items()}  # `fold` may change it in place
+            return self.method.fold(record.broadcast.weights, updates, state)
 
     @contextmanager
     def _transaction(self, rounds_before: int) -> Iterator[None]:
@@ -131,15 +147,16 @@ class Server:
 
     def _send(self, clients: list[int], record: RoundRecord) -> None:
         """Send each client what it lacks of the weights, the shared mask and the broadcast extras."""
-        transport, extras, traffic = self.transport, record.broadcast.extras, record.traffic
-        new_in_phase = sum(transport.versions.last_seen(client) < transport.started for client in clients)
+        transport, extras, traffic, masks = self.transport, record.broadcast.extras, record.traffic, self.setup.masks
+        newcomers = [client for client in clients if transport.versions.last_seen(client) < transport.started]
         with section("encode"):
-            if self.shared_masks is not None and (lacking := self.shared_masks.lacking(len(clients), new_in_phase)):
-                traffic.down += lacking * transport.shared_mask(record.broadcast.round)
+            if self.shared_masks is not None and (lacking := self.shared_masks.lacking(clients, newcomers)):
+                transport.send_shared_mask(lacking, record.broadcast.round, traffic)
             for name, values in extras.items():
-                lacking = new_in_phase if name in self.method.sends_once else len(clients)
-                traffic.down += lacking and lacking * transport.extra(name, values)
+                transport.send_extra(newcomers if name in self.method.sends_once else clients, name, values, traffic)
             transport.bring_up_to_date(clients, record.broadcast.weights, traffic)
+            if masks is not None and masks.keeps_own and masks.start is not None and record.broadcast.round > 1:
+                transport.send_start(newcomers, masks.start, traffic)
 
     def _losses(self, candidates: list[int], record: RoundRecord) -> dict[int, float]:
         """Each candidate's loss on its own samples; a candidate with an impossible loss is left out."""
@@ -167,7 +184,7 @@ class Server:
             "client": client,
             "memory": self.memory.newest(client),
             "version": record.version,
-            "secret": secure.secret_of(client) if secure is not None else None,
+            "secret": self._secret_of(client, secure) if secure is not None else None,
         }
         return Job("train", about, is_light=is_light)
 
@@ -218,20 +235,42 @@ class Server:
             return Reply(update, norm, answer.about["remembers"])
 
     def _secure_round(self, record: RoundRecord) -> SecureRound:
-        """Make keys for all clients of the round, so that the server reads only the sum of their updates."""
+        """Ask all clients of the round for new keys, so that the server reads only the sum of their updates."""
+        self.private_keys.clear()
+        place = record.place if not record.redone else f"{record.place}, attempt {record.redone + 1}"
+        keys: dict[int, bytes] = {}
         self._must_be_enough(record)  # of those that reported their losses
-        if len(record.chosen) < FEWEST_SECURE:
-            left = f"{len(record.chosen)} clients are left, and clients.secure: zero_sum needs {FEWEST_SECURE}"
-            raise RunError(f"{record.place}: {left}; the sum over fewer would show single updates")
-        samples = int(self.sizes[record.chosen].sum())
-        secure = SecureRound(record.chosen, samples, record.broadcast, self.clients, self.transport, record.place)
+        clients = record.left
+        jobs = (Job("key", {"phase": self.phase, "client": one, "place": place}, is_light=True) for one in clients)
+        for client, answer in zip(clients, self.engine.map(jobs), strict=True):
+            if "failed" in answer.about:
+                self._leave_out(client, answer.about["failed"], record)
+                continue
+            keys[client] = bytes(answer.data)
+            if "private" in answer.about:
+                self.private_keys[client] = answer.about["private"]
+        self._must_be_enough(record)
+        if len(keys) < FEWEST_SECURE:
+            whys = [f"client {client}: {reason}" for client, reason in record.failed.items()]
+            left = f"{len(keys)} clients are left, and clients.secure: zero_sum needs {FEWEST_SECURE}"
+            why = f" ({'; '.join(whys)})" if whys else ""
+            raise RunError(f"{record.place}: {left}{why}; the sum over fewer would show single updates")
+        samples = int(self.sizes[list(keys)].sum())
+        secure = SecureRound(Roster(place, keys), samples, record.broadcast, self.clients, self.transport)
         record.traffic += secure.traffic
+        record.redone += 1
         return secure
+
+    def _secret_of(self, client: int, secure: SecureRound) -> dict[str, Any]:
+        """What a client needs to hide its update; in a simulation also its private key: any process may train it."""
+        return {"place": secure.roster.context, "keys": secure.public, "private": self.private_keys.get(client)}
 
     def _summed(
         self, replies: Iterable[tuple[int, Answer]], secure: SecureRound, record: RoundRecord
     ) -> Generator[Update]:
-        """One update: the average of all, since the server cannot read single ones."""
+        """One update: the average of all, since the server cannot read single ones. DepartedError if one is missing."""
+        departed: dict[int, str] = {}
+        remembers: dict[int, str] = {}
         for client, answer in replies:
             try:
                 if "failed" in answer.about:
@@ -241,13 +280,15 @@ class Server:
                     secure.add(client, answer.data)
             except Exception as error:
                 raise_if_ours(error)
-                raise RunError(
-                    f"{record.place}: client {client} left ({reason_of(error)}), and clients.secure: zero_sum needs "
-                    "every client of a round; nothing was aggregated"
-                ) from error
-            if answer.about["remembers"]:
-                self.memory.keep(client, record.version, answer.about["remembers"])
+                departed[client] = reason_of(error)
+            else:
+                remembers[client] = answer.about["remembers"]
+        if departed:
+            raise DepartedError(record.place, departed)
         update = secure.finish()
+        for client, digest in remembers.items():
+            if digest:
+                self.memory.keep(client, record.version, digest)
         record.add(update)
         yield update
 
@@ -258,8 +299,10 @@ class Server:
 
     def _must_be_enough(self, record: RoundRecord) -> None:
         for client, reason in record.failed.items():
-            self.warn(f"{record.place}: client {client} was left out: {reason}")
-        left = sum(client not in record.failed for client in record.chosen)
+            if client not in record.warned:
+                self.warn(f"{record.place}: client {client} was left out: {reason}")
+                record.warned.add(client)
+        left = len(record.left)
         if left < self.clients.minimum:
             whys = [f"client {client}: {reason}" for client, reason in record.failed.items()]
             raise RunError(

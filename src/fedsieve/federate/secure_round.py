@@ -7,7 +7,7 @@ and what else the method reports times its weight. All are hidden by noise that 
 client's own update. Of the other vectors it learns the unweighted mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from fedsieve.sieve.mask import Mask
 from fedsieve.wire import Extent, Layout, Message, Vector, decode, encode
 
 SUMS = ("weight", "samples", "loss", "drift")  # sent after the update
+KEYS = "keys"  # the topic of the message with all clients' public keys
 
 
 class SecureUpdates:
@@ -76,10 +77,18 @@ class SecureUpdates:
 def secure_message(
     update: Update, broadcast: Broadcast, clients: ClientSettings, transport: Transport, secret: dict[str, Any]
 ) -> bytearray:
-    """A client's message, from what `SecureRound.secret_of` gave it."""
+    """A client's message: `secret` are the place, all public keys, and this client's private key."""
     keys = {int(client): bytes.fromhex(key) for client, key in secret["keys"].items()}
     secure = SecureUpdates(Roster(secret["place"], keys), broadcast, clients, transport)
     return secure.encode(update, Participant(update.client, bytes.fromhex(secret["private"])))
+
+
+class DepartedError(RunError):
+    """Clients of a secure round left, or sent what cannot be used: its sum is noise."""
+
+    def __init__(self, place: str, reasons: Mapping[int, str]) -> None:
+        super().__init__(f"{place}: clients {', '.join(map(str, reasons))} left")
+        self.reasons = reasons
 
 
 class SecureRound(SecureUpdates):
@@ -87,34 +96,34 @@ class SecureRound(SecureUpdates):
 
     def __init__(
         self,
-        chosen: Sequence[int],
+        roster: Roster,
         samples: int,
         broadcast: Broadcast,
         clients: ClientSettings,
         transport: Transport,
-        place: str,
     ) -> None:
-        """`samples` is the total over all chosen clients."""
+        """`samples` is the total over all clients of the roster."""
         self.samples = samples
-        self.people = {client: Participant(client) for client in chosen}
-        roster = Roster(place, {client: one.public_key for client, one in self.people.items()})
         super().__init__(roster, broadcast, clients, transport)
         self.sum = ZeroSum(roster, self.size)
-        self._public = {str(one): key.hex() for one, key in roster.keys.items()}
-        self.traffic = self._exchange_keys()
+        self.traffic = Traffic()
+        self._exchange_keys(transport)
 
-    def secret_of(self, client: int) -> dict[str, Any]:
-        """What a client knows: all public keys, and its own private key, which a real server would not have."""
-        return {"place": self.roster.context, "keys": self._public, "private": self.people[client].private_key().hex()}
+    @property
+    def public(self) -> dict[str, str]:
+        """All clients' public keys, for JSON."""
+        return {str(one): key.hex() for one, key in self.roster.keys.items()}
 
-    def _exchange_keys(self) -> Traffic:
-        """The bytes for every client to send its public key and to receive those of all."""
-        keys = {
-            client: torch.from_numpy(np.frombuffer(key, dtype="<i8").copy()) for client, key in self.roster.keys.items()
-        }
+    def _exchange_keys(self, transport: Transport) -> None:
+        """Every client has sent its public key, and receives those of all."""
+        keys = {client: _numbers(key) for client, key in self.roster.keys.items()}
         listed = torch.cat([torch.cat((torch.tensor([client]), key)) for client, key in keys.items()])
-        up = sum(len(self._encoded("key", key, {"client": client})) for client, key in keys.items())
-        return Traffic(up, self.count * len(self._encoded("keys", listed, {})))
+        message = self._encoded("keys", listed, {})
+        for client, key in keys.items():
+            self.traffic.up += len(self._encoded("key", key, {"client": client}))
+            self.traffic.down += len(message)
+            if transport.courier is not None:
+                transport.courier.post(client, KEYS, message)
 
     def add(self, client: int, data: Any) -> None:
         message = decode(data, self.layout, "update")
@@ -148,3 +157,8 @@ class SecureRound(SecureUpdates):
         else:
             return
         raise RunError(f"{self.roster.context}: {what}; nothing was aggregated")
+
+
+def _numbers(key: bytes) -> Tensor:
+    """A key as four int64 numbers."""
+    return torch.from_numpy(np.frombuffer(key, dtype="<i8").copy())

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsieve.federate.checks import check_scores
 from fedsieve.federate.mask_source import Address, MaskFiles, MaskSource
 from fedsieve.federate.traffic import Traffic
-from fedsieve.federate.transport import Transport
+from fedsieve.federate.transport import ACTIVE, Transport
 from fedsieve.federate.types import Broadcast, ClientData, Engine, Job
 from fedsieve.files.atomic import write_text
 from fedsieve.observe.profile import section
@@ -61,13 +61,13 @@ class SharedMasks:
         """The traffic of making masks, counted in the round that begins with it."""
         return self.traffic if round == 1 or self.source.settings.refresh == "round" else Traffic()
 
-    def lacking(self, clients: int, new_in_phase: int) -> int:
-        """How many of a round's clients must be sent the mask; `new_in_phase` of them are in their first round."""
+    def lacking(self, clients: list[int], newcomers: list[int]) -> list[int]:
+        """Those of a round's clients that must be sent the mask; `newcomers` are in their first round of the phase."""
         if self.source.shared is None or not self.source.settings.has_one_for_all:
-            return 0
+            return []
         if self.source.settings.refresh == "round":  # a new one: either all clients made it, or none of these has it
-            return 0 if self.needs_everybody else clients
-        return new_in_phase
+            return [] if self.needs_everybody else clients
+        return newcomers
 
     def _made(self, weights: Tensor | None, *where: int, counted: bool = True) -> Mask:
         source = self.source
@@ -88,7 +88,7 @@ class SharedMasks:
             nonlocal done
             total, count = None, 0
             if round > 1:
-                traffic.down += clients * transport.mask(active)
+                transport.send_mask(range(clients), active, traffic, topic=ACTIVE)
             for client, part in enumerate(self._answers(address, round, active)):
                 part = transport.scores(client, part, traffic) if counted else part
                 total = part.clone() if total is None else total.add_(part)
@@ -105,7 +105,7 @@ class SharedMasks:
             if counted:
                 transport.bring_up_to_date(range(clients), weights, traffic)
             mask = source.chosen(scores, address)
-            traffic.down += clients * transport.mask(mask)
+            transport.send_mask(range(clients), mask, traffic)
             return mask
 
     def _answers(self, address: Address, round: int, active: Mask) -> Iterator[Tensor]:

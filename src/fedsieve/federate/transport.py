@@ -1,8 +1,8 @@
 """Both ends of the wire in one phase: encodes and decodes the messages between clients and server."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,8 @@ from fedsieve.config.wire_settings import WireSettings
 from fedsieve.federate.mask_source import MaskSource
 from fedsieve.federate.norm_limit import all_finite
 from fedsieve.federate.traffic import Traffic
-from fedsieve.federate.types import Payload, State, Update, touched_positions
-from fedsieve.federate.versions import Versions
+from fedsieve.federate.types import EXTRA, Courier, Payload, State, Update, touched_positions
+from fedsieve.federate.versions import NOTHING, Versions
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
 from fedsieve.sieve.mask import Mask, packed, unpacked
@@ -31,9 +31,18 @@ from fedsieve.wire import (
     layout_fingerprint,
 )
 
+WEIGHTS, MASK, ACTIVE, START = "weights", "mask", "active", "start"  # what messages to clients are about
 ALL = -1  # instead of a client's number
 EVERYTHING = -2  # instead of a version: for clients to whom all weights in scope are new
 ALMOST_ALL = 0.95  # if more of the weights changed, their positions may take more bytes than the unchanged values
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The length of a message in bytes, and the message itself where there is a courier."""
+
+    length: int
+    data: bytes | bytearray
 
 
 class Transport:
@@ -49,9 +58,14 @@ class Transport:
         masks: MaskSource | None = None,
         payload: Payload | None = None,
         rounds_before: int = 0,
+        courier: Courier | None = None,
     ) -> None:
-        """`payload` says what a method sends besides the weights; without it, updates are the change of the weights."""
+        """`payload` says what a method sends besides the weights; without it, updates are the change of the weights.
+
+        `courier` takes messages to clients that are elsewhere; None: only their lengths matter.
+        """
         self.scope, self.phase, self.settings, self.seed = scope, phase, settings, seed
+        self.courier = courier
         self.masks = masks  # of the phase, if it has any
         self._widened: tuple[Mask, Tensor] | None = None  # the shared mask, and its bits with those it does not cover
         self.versions, self.started = versions, versions.now - rounds_before  # each round makes a version
@@ -70,6 +84,7 @@ class Transport:
             "mask": Extent(sieved, sieved),
             "scores": Extent(sieved, sieved),
             "weights": Extent(scope.size, scope.size),
+            "start": Extent(scope.size, scope.size),
             "rest": Extent(rest, rest),
         }
         fingerprint = layout_fingerprint(((entry.name, entry.shape) for entry in scope.entries), phase)
@@ -141,7 +156,7 @@ class Transport:
                 raise WireError(f"the message's {name} is at other positions than its mask says")
         return Update(client, int(samples), vectors, numbers, mask, weight=weight)
 
-    # Down: the weights, and a mask.
+    # Down: the weights, masks, and a method's broadcast extras.
 
     def bring_up_to_date(self, clients: Iterable[int], weights: Tensor, traffic: Traffic) -> None:
         """Send clients the weights that they lack; `weights` are those in scope.
@@ -149,17 +164,88 @@ class Transport:
         With `broadcast: delta` each client first sends the version it saw last. Clients that saw the same version
         get the same message.
         """
-        made: dict[int, int] = {}
+        made: dict[int, Sent] = {}
         oldest = self.versions.oldest(self.scope.ranges)
         for client in clients:
             seen = self.versions.last_seen(client)
             lacks_all = self.rest_newest <= seen < oldest  # then the message is the same for any such version
             if (key := EVERYTHING if lacks_all else seen) not in made:
-                made[key] = min(self._length(message) for message in self._broadcasts(seen, weights))
-            traffic.down += made[key]
+                made[key] = self._sent(min(self._broadcasts(seen, weights), key=self._length))
+            traffic.down += made[key].length
             if self.settings.broadcast == "delta":
                 traffic.up += self._length(_message("request", {"client": client, "seen": seen}))
+            if self.courier is not None:
+                self.courier.post(client, WEIGHTS, made[key].data, seen)
             self.versions.saw(client)
+
+    def send_mask(
+        self, clients: Collection[int], mask: Mask, traffic: Traffic, seed: int | None = None, topic: str = MASK
+    ) -> None:
+        """Send clients a mask, or only its seed if it follows from one."""
+        self._send(clients, topic, _message("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}), traffic)
+
+    def send_shared_mask(self, clients: Collection[int], round: int, traffic: Traffic) -> None:
+        """Send clients the mask that all share in this round."""
+        assert self.masks is not None and self.masks.shared is not None
+        self.send_mask(clients, self.masks.shared, traffic, self.masks.seed_of(ALL, round))
+
+    def send_start(self, clients: Collection[int], start: Tensor, traffic: Traffic) -> None:
+        """Send clients that have the current weights those in scope at the phase's start, as far as they differ.
+
+        A client's own mask that is drawn once is calibrated from these, also if the client takes part later.
+        """
+        if clients:
+            differ = self.versions.of(self.scope.ranges) > self.started
+            way = Vector(start.cpu()) if differ.all() else Vector(start.cpu()[differ], packed(differ))
+            self._send(clients, START, _message("broadcast", {}, {"start": way}), traffic)
+
+    def send_extra(self, clients: Collection[int], name: str, values: Tensor, traffic: Traffic) -> None:
+        """Send clients one of the broadcast extras."""
+        if clients:
+            ways = [_message("scores", {}, {name: way}) for way in self._ways_of_extra(name, values.cpu())]
+            self._send(clients, f"{EXTRA}{name}", min(ways, key=self._length), traffic)
+
+    def _ways_of_extra(self, name: str, values: Tensor) -> list[Vector]:
+        ways = [Vector(values)]
+        shared, size = self._shared, len(values)
+        if shared is not None and name in self.masked:
+            ways = [Vector(values[touched_positions(shared, size)], shared.bits, known=True)]
+        elif self.masks is not None and name in self.masked:  # nobody needs the others, but whose are which?
+            kept = values[: self.scope.sieved_weights] != 0
+            tail = torch.ones(size - len(kept), dtype=torch.bool)
+            ways.append(Vector(values[torch.cat((kept, tail))], packed(kept)))
+        return ways
+
+    def everything(self, published: Mapping[str, Tensor]) -> list[tuple[str, bytes | bytearray]]:
+        """All that a client needs that holds only what the run starts from, by topic: what the engine has published."""
+        messages = []
+        if self._shared is not None:
+            messages.append((MASK, _message("mask", {}, {"mask": Vector(bits=self._shared.bits)})))
+        for topic, values in published.items():
+            if topic.startswith(EXTRA):
+                name = topic.removeprefix(EXTRA)
+                messages.append((topic, _message("scores", {}, {name: self._ways_of_extra(name, values.cpu())[0]})))
+        if self.masks is not None and self.masks.keeps_own and START in published:
+            messages.append((START, _message("broadcast", {}, {"start": Vector(published[START].cpu())})))
+        encoded = [(topic, self._encode(message)) for topic, message in messages]
+        return [*encoded, (WEIGHTS, self.broadcast(NOTHING, published[WEIGHTS]).data)]
+
+    def _send(self, clients: Collection[int], topic: str, message: Message, traffic: Traffic) -> None:
+        """Send clients the same message."""
+        traffic.down += len(clients) * self._length(message)
+        if self.courier is not None:
+            data = self._encode(message)
+            for client in clients:
+                self.courier.post(client, topic, data)
+
+    def _sent(self, message: Message) -> "Sent":
+        if self.courier is None:
+            return Sent(self._length(message), b"")
+        data = self._encode(message)
+        return Sent(len(data), data)
+
+    def _encode(self, message: Message) -> bytearray:
+        return encode(message, self.layout, compress=self.settings.compress).data
 
     def broadcast(self, seen: int, weights: Tensor) -> Encoded:
         """The weights in scope that changed after version `seen` (or all of them), and others that changed since."""
@@ -189,15 +275,6 @@ class Transport:
             ways.append(Vector(weights))
         return ways
 
-    def mask(self, mask: Mask, seed: int | None = None) -> int:
-        """The length in bytes of the message that sends a mask to a client."""
-        return self._length(_message("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}))
-
-    def shared_mask(self, round: int) -> int:
-        """The length in bytes of the message with a round's shared mask: only its seed, if it is a random one."""
-        assert self.masks is not None and self.masks.shared is not None
-        return self.mask(self.masks.shared, self.masks.seed_of(ALL, round))
-
     def loss(self, client: int, loss: float) -> int:
         """The length in bytes of the message with a candidate's loss."""
         return self._length(_message("loss", {"client": client, "loss": loss}))
@@ -212,19 +289,6 @@ class Transport:
         encoded = self._encoded("scores", {"client": client}, {name: Vector(scores.cpu())}, kind)
         traffic.up += len(encoded.data)
         return self._decoded(encoded, "scores").vectors[name].values.to(scores.device)
-
-    def extra(self, name: str, values: Tensor) -> int:
-        """The length in bytes of the message with one of the broadcast extras."""
-        values = values.cpu()
-        ways = [Vector(values)]
-        shared, size = self._shared, len(values)
-        if shared is not None and name in self.masked:
-            ways = [Vector(values[touched_positions(shared, size)], shared.bits, known=True)]
-        elif self.masks is not None and name in self.masked:  # nobody needs the others, but whose are which?
-            kept = values[: self.scope.sieved_weights] != 0
-            tail = torch.ones(size - len(kept), dtype=torch.bool)
-            ways.append(Vector(values[torch.cat((kept, tail))], packed(kept)))
-        return min(self._length(_message("scores", {}, {name: way})) for way in ways)
 
     def entries(self, name: str, mask: Mask | None) -> int:
         """How many values of a vector a client under this mask sends."""

@@ -171,6 +171,13 @@ class Answer:
             return torch.frombuffer(self.data, dtype=kind)
 
 
+class Courier(Protocol):
+    """Takes messages of the server to clients that are elsewhere, before the next job that is theirs."""
+
+    def post(self, client: int, topic: str, message: bytes | bytearray, since: int | None = None) -> None:
+        """`topic` says what the message is about, and `since` to which version of the weights it adds."""
+
+
 class Engine(Protocol):
     """Where clients run: this process, others on this machine, or a cluster."""
 

@@ -116,7 +116,7 @@ class FisherMixing(FedAvg):
             preparation.remember(client, packed)
             total += transport.scores(client, sent, traffic, "fisher")
             preparation.progress(client + 1, clients)
-        traffic.down += clients * transport.extra("fisher", total)
+        transport.send_extra(range(clients), "fisher", total, traffic)
         return super().start(weights, preparation) | {"fisher": total}
 
     def send(self, server: State) -> dict[str, Tensor]:
