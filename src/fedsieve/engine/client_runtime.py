@@ -117,7 +117,9 @@ class ClientRuntime:
         side = self._side_of(job)
         data = self.context.client_data(job.about["client"], side.depth)
         with section("calibrate"):
-            return side.phase.method.contribute(data, side.setup, side.phase.settings.name)
+            scores, state = side.phase.method.contribute(data, side.setup, side.phase.settings.name)
+        digest = self.states_of(job).put(data.client, job.about["version"], state)
+        return Answer({"remembers": digest}, scores.numpy())
 
     def _key(self, job: Job) -> Answer:
         """A client's public key for secure sums, and the private one: any process may train the client."""

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from fedsieve.federate.traffic import Traffic
-from fedsieve.federate.types import Engine, State, Store
+from fedsieve.federate.types import Engine, Store
 
 if TYPE_CHECKING:
     from fedsieve.federate.shared_mask import SharedMasks
@@ -34,6 +34,6 @@ class Preparation:
             self.transport.send_shared_mask(range(clients), 1, self.traffic)
         self.transport.bring_up_to_date(range(clients), weights, self.traffic)
 
-    def remember(self, client: int, state: State) -> None:
-        """Store a client's state before its first round."""
-        self.memory.write(client, self.version, state)
+    def keep(self, client: int, digest: str) -> None:
+        """Keep the state that a client has put under this version, before its first round."""
+        self.memory.keep(client, self.version, digest)

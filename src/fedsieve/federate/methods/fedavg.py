@@ -14,7 +14,6 @@ from fedsieve.federate.preparation import Preparation
 from fedsieve.federate.server_step import either, moments_at_start, server_step
 from fedsieve.federate.types import (
     Aggregator,
-    Answer,
     Broadcast,
     ClientData,
     LocalSetup,
@@ -117,8 +116,8 @@ class FedAvg:
         trained = sgd(task, task.broadcast.weights, mine)
         return update_of(task, trained), trained.momentum
 
-    def contribute(self, data: ClientData, setup: LocalSetup, phase: str) -> Answer:
-        """What a client sends before the first round, if `start` requests it."""
+    def contribute(self, data: ClientData, setup: LocalSetup, phase: str) -> tuple[Tensor, State]:
+        """What a client sends before the first round, if `start` requests it, and what it remembers."""
         raise NotImplementedError
 
     def remembers(self, scope: Scope) -> int:

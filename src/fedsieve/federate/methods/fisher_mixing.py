@@ -27,7 +27,7 @@ from fedsieve.federate.local import sgd, update_of
 from fedsieve.federate.mask_source import drawn_samples
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.preparation import Preparation
-from fedsieve.federate.types import Answer, ClientData, Job, LocalSetup, State, Task, Update
+from fedsieve.federate.types import ClientData, Job, LocalSetup, State, Task, Update
 from fedsieve.model.flat import Scope
 from fedsieve.randomness import torch_generator
 from fedsieve.sieve.mask import Mask, shapes_of
@@ -105,16 +105,13 @@ class FisherMixing(FedAvg):
         transport, traffic = preparation.transport, preparation.traffic
         preparation.send_to_all(weights)
         total = torch.zeros(size)
-        jobs = (Job("contribute", {"phase": preparation.phase, "client": client}) for client in range(clients))
+        about = {"phase": preparation.phase, "version": preparation.version}
+        jobs = (Job("contribute", {**about, "client": client}) for client in range(clients))
         for client, answer in enumerate(preparation.engine.map(jobs)):
-            if abs(exponent := answer.about["exponent"]) > LARGEST_SCALE:
-                raise RunError(f"client {client} scales its sensitivity scores by 2^{exponent}")
-            scores = answer.numbers(torch.uint8).view(self.dtype)
-            packed = {"fisher": scores, "fisher_exponent": torch.tensor(exponent, dtype=EXPONENT)}
-            sent = unpack_scores(packed)
-            check_scores(sent, size, client, clients)
-            preparation.remember(client, packed)
-            total += transport.scores(client, sent, traffic, "fisher")
+            scores = answer.numbers(torch.float32)
+            check_scores(scores, size, client, clients)
+            preparation.keep(client, answer.about["remembers"])
+            total += transport.scores(client, scores, traffic, "fisher")
             preparation.progress(client + 1, clients)
         transport.send_extra(range(clients), "fisher", total, traffic)
         return super().start(weights, preparation) | {"fisher": total}
@@ -124,8 +121,8 @@ class FisherMixing(FedAvg):
 
     # At a client.
 
-    def contribute(self, data: ClientData, setup: LocalSetup, phase: str) -> Answer:
-        """A client's scores, in the type in which it keeps them."""
+    def contribute(self, data: ClientData, setup: LocalSetup, phase: str) -> tuple[Tensor, State]:
+        """A client's scores, as it unpacks them from the state in which it keeps them."""
         address = ("mixing", phase, data.client)
         samples, labels = (torch_generator(setup.seed, *address, what) for what in ("samples", "labels"))
         fisher = self.settings.fisher
@@ -134,7 +131,7 @@ class FisherMixing(FedAvg):
             setup.network, setup.scope.named, batches, fisher.kind, fisher.draws, labels, setup.note
         )
         packed = pack_scores((total / count).cpu(), self.dtype)
-        return Answer({"exponent": int(packed["fisher_exponent"])}, packed["fisher"].view(torch.uint8).numpy())
+        return unpack_scores(packed), packed
 
     def train(self, task: Task, mine: State) -> tuple[Update, State]:
         weights, total = task.broadcast.weights, task.broadcast.extras["fisher"]
