@@ -21,13 +21,14 @@ from fedsieve.data import DATASETS
 from fedsieve.data.cifar import read_official
 from fedsieve.data.holdout import stratified
 from fedsieve.data.npz import WANTED, channels_first, read_arrays
-from fedsieve.data.pictures import read_image, shown, stored_side
+from fedsieve.data.pictures import Shape, read_image, shown, stored_side
 from fedsieve.errors import InputError
 from fedsieve.files.cache import cache_folder
 from fedsieve.files.memory import must_fit
 from fedsieve.randomness import numpy_generator
 
 TEST_SHARE = 0.2  # where a data set has no test set of its own
+Statistics = tuple[list[float], list[float]]  # mean and standard deviation of each channel
 IMAGE_ENDINGS = (".png", ".jpg", ".jpeg")
 
 
@@ -102,7 +103,7 @@ def load_cifar100(settings: DataSettings) -> Dataset:
     """60,000 images of 32 x 32 pixels and 100 classes (Krizhevsky, 2009)."""
     if settings.path is not None:
         train, test, names = read_official(Path(settings.path))
-        return Dataset(_samples(*train), _samples(*test), names)
+        return Dataset(samples_of(*train), samples_of(*test), names)
     path = cache_folder() / "data" / "fedsieve-cifar100.npz"
     for kept in (path, path.with_name("cifar100.npz")):  # the second is the name that older versions gave it
         with suppress(InputError):  # it is not there, or damaged
@@ -156,7 +157,7 @@ def load_digits(_: DataSettings) -> Dataset:
     images = np.round(table[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     labels = table[:, -1].astype(np.int64)
     train, test = hold_out(labels)
-    return Dataset(_samples(images[train], labels[train]), _samples(images[test], labels[test]), list("0123456789"))
+    return Dataset(samples_of(images[train], labels[train]), samples_of(images[test], labels[test]), list("0123456789"))
 
 
 def load_folder(settings: DataSettings) -> Dataset:
@@ -201,19 +202,30 @@ def _read_images(root: Path, names: Sequence[str], settings: DataSettings) -> Sa
         paths += [(path, label) for path in found]
     if not paths:
         raise InputError(f"{root} holds no .png or .jpg image; add some or remove the folder")
+    return read_pictures(root, paths, settings)
+
+
+def read_pictures(
+    root: Path, paths: Sequence[tuple[Path, int]], settings: DataSettings, shape: Shape | None = None
+) -> Samples:
+    """Image files and their labels, in this order; `shape` is that of images which are taken as they are."""
     if special := [path for path, _ in paths if not path.is_file()]:  # to open a named pipe would wait for ever
         raise InputError(f"{shown(str(special[0]))} is no regular file; remove it")
-    side = stored_side(settings)
-    much = f"{root}: {len(paths):,} images of {side} x {side} pixels do not fit into memory"
-    must_fit(3 * side**2 * len(paths), much, "lower data.image_size, or use fewer images")
-    images = np.empty((len(paths), 3, side, side), dtype=np.uint8)
+    channels, height, width = shape or (3, stored_side(settings), stored_side(settings))
+    much = f"{root}: {len(paths):,} images of {width} x {height} pixels do not fit into memory"
+    must_fit(channels * height * width * len(paths), much, "lower data.image_size, or use fewer images")
+    images = np.empty((len(paths), channels, height, width), dtype=np.uint8)
 
     def read(place: int) -> None:
-        images[place] = read_image(paths[place][0], settings)
+        image = read_image(paths[place][0], settings, shape)
+        if image.shape != images.shape[1:]:
+            what = f"{shown(str(paths[place][0]))} is {image.shape[2]} x {image.shape[1]} pixels as a square"
+            raise InputError(f"{what}, and the others are {width} x {height}; give images of that size")
+        images[place] = image
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(read, range(len(paths))))  # a list, so that errors are raised here
-    return _samples(images, np.asarray([label for _, label in paths]))
+    return samples_of(images, np.asarray([label for _, label in paths]))
 
 
 def load_npz(settings: DataSettings) -> Dataset:
@@ -230,14 +242,7 @@ def from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
     for name in WANTED:
         if name not in arrays:
             raise InputError(f"{path} has no array {name}; expected x_train, y_train, x_test and y_test")
-    parts = []
-    for part in ("train", "test"):
-        images, labels = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if images.dtype != np.uint8:
-            raise InputError(f"{path}: x_{part} is {images.dtype}; images are stored as uint8 from 0 to 255")
-        if images.ndim == 0 or labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
-            raise InputError(f"{path}: y_{part} should be one whole number for each image of x_{part}")
-        parts.append((channels_first(images, f"{path}: x_{part}"), labels.astype(np.int64)))
+    parts = [checked_part(arrays, f"x_{part}", f"y_{part}", path) for part in ("train", "test")]
     labels = np.concatenate([parts[0][1], parts[1][1]])
     if not len(parts[0][1]) or labels.min() < 0:
         raise InputError(f"{path}: y_train and y_test should count classes from 0, and there should be images")
@@ -249,7 +254,17 @@ def from_arrays(arrays: dict[str, np.ndarray], path: str) -> Dataset:
     names = [shown(str(name)) for name in arrays.get("names", np.arange(count)).ravel()]
     if len(names) < count:
         raise InputError(f"{path}: names has {len(names)} entries, but labels go up to {count - 1}; name every class")
-    return Dataset(_samples(*parts[0]), _samples(*parts[1]), names)
+    return Dataset(samples_of(*parts[0]), samples_of(*parts[1]), names)
+
+
+def checked_part(arrays: dict[str, np.ndarray], x: str, y: str, path: str) -> tuple[np.ndarray, np.ndarray]:
+    """The images (N, C, H, W) in array `x` of an npz file, and their labels in array `y`."""
+    images, labels = arrays[x], arrays[y]
+    if images.dtype != np.uint8:
+        raise InputError(f"{path}: {x} is {images.dtype}; images are stored as uint8 from 0 to 255")
+    if images.ndim == 0 or labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
+        raise InputError(f"{path}: {y} should be one whole number for each image of {x}")
+    return channels_first(images, f"{path}: {x}"), labels.astype(np.int64)
 
 
 def held_out_note(held: np.ndarray, rest: np.ndarray) -> str:
@@ -261,7 +276,7 @@ def hold_out(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return stratified(labels, round(TEST_SHARE * len(labels)), numpy_generator(0, "test set"))
 
 
-def _samples(images: np.ndarray, labels: np.ndarray) -> Samples:
+def samples_of(images: np.ndarray, labels: np.ndarray) -> Samples:
     return Samples(torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64)))
 
 

@@ -2,6 +2,7 @@
 
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from fedsieve.files.memory import must_fit
 WANTED = ("x_train", "y_train", "x_test", "y_test")
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays that are wanted of those there; their sizes are looked up before anything is unpacked."""
+def read_arrays(path: Path, names: Sequence[str] = WANTED) -> dict[str, np.ndarray]:
+    """Those of the arrays `names` that are there, and the classes' names; sizes are checked before unpacking."""
     hint = "write it with numpy.savez"
     if not path.is_file():
         raise InputError(f"{path} is no file; {hint}")
     try:
         with zipfile.ZipFile(path) as archive:
-            wanted = [name for name in (*WANTED, "names") if f"{name}.npy" in archive.namelist()]
+            wanted = [name for name in (*names, "names") if f"{name}.npy" in archive.namelist()]
             size = sum(_declared_size(archive, f"{name}.npy") for name in wanted)
         must_fit(size, f"{path} does not fit into memory", "use fewer or smaller images")
         with np.load(path, allow_pickle=False) as file:

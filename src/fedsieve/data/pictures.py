@@ -12,6 +12,8 @@ from fedsieve.errors import InputError
 if TYPE_CHECKING:
     from PIL import Image
 
+Shape = tuple[int, int, int]  # of an image: channels, height, width
+
 
 def shown(name: str) -> str:
     """A name that can be printed and written: bytes that are not UTF-8 and control characters are escaped."""
@@ -24,8 +26,8 @@ def stored_side(settings: DataSettings) -> int:
     return crop.resize_center_crop.resize if isinstance(crop, ResizeCenterCrop) else settings.image_size or 64
 
 
-def read_image(path: Path, settings: DataSettings) -> np.ndarray:
-    """An image file as (3, side, side), uint8."""
+def read_image(path: Path, settings: DataSettings, shape: Shape | None = None) -> np.ndarray:
+    """An image file as (3, side, side), uint8; where it has the `shape` (channels, height, width), as it is."""
     from PIL import Image
 
     try:
@@ -34,7 +36,10 @@ def read_image(path: Path, settings: DataSettings) -> np.ndarray:
     except Exception as error:  # Pillow raises many kinds for a damaged file
         reason = type(error).__name__
         raise InputError(f"{shown(str(path))} is no readable image ({reason}); mend or remove it") from None
-    return np.asarray(as_square(picture, settings)).transpose(2, 0, 1)
+    if shape is None or (picture.height, picture.width) != shape[1:]:
+        picture = as_square(picture, settings)
+    channels = np.asarray(picture).transpose(2, 0, 1)
+    return channels[:1] if shape is not None and shape[0] == 1 else channels  # three equal ones, if the file is grey
 
 
 def in_colour(image: "Image.Image") -> "Image.Image":
