@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from xxhash import xxh3_128
 
 from fedsieve.config.data_settings import DataSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.data.given_data import read_given
 from fedsieve.data.load import Dataset, Samples, load
-from fedsieve.data.roles import hold_out_at_clients, hold_out_validation, sample_validation, split_training
+from fedsieve.data.roles import Roles, roles_of
 from fedsieve.data.transform import Transform
 from fedsieve.federate.types import ClientData
 from fedsieve.files.cache import size_limit
@@ -72,18 +71,18 @@ class RunContext:
         classifier: Classifier | None = None,
         data: Dataset | None = None,
         given: Model | None = None,
+        roles: Roles | None = None,
     ) -> None:
+        """`data` and `roles` say where images come from; by default all are loaded here, as the experiment says."""
         size_limit()  # fails now if $FEDSIEVE_CACHE_GB is no size
         self.experiment, self.callback = experiment, callback
         # A driver without a GPU may lead a cluster that has some.
         self.device = experiment.device if experiment.device == "cpu" or torch.cuda.is_available() else "cpu"
-        self.data: Dataset = data or load(experiment.data)
-        self.training, self.validation = hold_out_validation(experiment, self.data)
-        self.validation_sample = sample_validation(experiment, self.data, self.validation)
-        self.partition, self.held_out = hold_out_at_clients(
-            experiment, split_training(experiment, self.data, self.training)
-        )
-        self.transform = Transform(experiment.data, self.data.train)
+        self.roles = roles = roles or roles_of(experiment, data or load(experiment.data))
+        self.data = roles.data
+        self.training, self.partition, self.held_out = roles.training, roles.partition, roles.held_out
+        self.validation, self.validation_sample = roles.validation, roles.validation_sample
+        self.transform = Transform(experiment.data, self.data.train, roles.statistics)
         self.given = given  # the model of a caller from Python
         self.classifier = classifier or build_classifier(experiment, self.data.classes, given)
         self.is_as_started = classifier is None  # whether the model has the weights that the experiment starts from
@@ -107,19 +106,20 @@ class RunContext:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of all that a run starts from; to be computed before the first weight changes."""
-        return fingerprint_of(self.data, self.model.vector)
+        return self.roles.fingerprint(self.model.vector)
 
     @cached_property
     def sizes(self) -> np.ndarray:
         """Training samples of each client."""
-        return self.partition.clients.sizes
+        return self.roles.sizes
 
     # If the beginning of the network is frozen, its output is computed once, and kept in the cache.
 
     def frozen_depth(self, active: Iterable[str]) -> int:
         """How much of the network is frozen while the tensors with these names change."""
-        depth, samples = frozen_depth(self.classifier, set(active)), len(self.data.train) + len(self.data.test)
-        if depth and (reason := too_large_to_keep(self.classifier, depth, samples)):
+        depth = frozen_depth(self.classifier, set(active))
+        # all images, also those of other nodes: all go the same way, as the last bits depend on it
+        if depth and (reason := too_large_to_keep(self.classifier, depth, self.roles.all_images)):
             self.note(reason, "cache")
             return 0
         return depth
@@ -236,25 +236,20 @@ class RunContext:
             return score_batch(network, inputs, samples.labels[own], at_once)
 
     def holdings(self) -> dict[str, Any]:
-        """How many training samples of each class the first clients hold."""
-        labels, clients = self.data.train.labels.numpy()[self.training], self.partition.clients
-        counts = clients[:WRITTEN_DOWN].count_classes(labels, len(self.data.classes))
-        held = [{str(k): int(row[k]) for k in row.nonzero()[0]} for row in counts]
-        return {"classes": self.data.classes, "count": len(clients), "clients": held}
+        """How many training samples of each class the first clients hold; no clients where that is not known."""
+        counts = self.roles.class_counts(0, WRITTEN_DOWN)
+        held = [{str(k): int(row[k]) for k in row.nonzero()[0]} for row in counts] if counts is not None else []
+        return {"classes": self.data.classes, "count": len(self.sizes), "clients": held}
 
     def by_class_shares(self, score: Score) -> list[float | None]:
-        """Each client's accuracy on the test set, weighted by its class shares; `score` is the model's on that set."""
-        labels, clients = self.data.train.labels.numpy()[self.training], self.partition.clients
-        accuracies: list[float | None] = []
-        for first in range(0, len(clients), AT_A_TIME):
-            some = clients[first : first + AT_A_TIME].count_classes(labels, len(self.data.classes))
+        """Each client's accuracy on the test set, weighted by its class shares; `score` is the model's on that set.
+
+        None for each client if their classes are not known here.
+        """
+        clients, accuracies = len(self.sizes), list[float | None]()
+        for first in range(0, clients, AT_A_TIME):
+            some = self.roles.class_counts(first, first + AT_A_TIME)
+            if some is None:
+                return [None] * clients
             accuracies += by_class_shares(score.correct.numpy(), self.data.test.labels.numpy(), some)
         return accuracies
-
-
-def fingerprint_of(data: Dataset, *weights: Tensor) -> str:
-    """A hash of the data; with the first weights, of all that a run starts from besides its experiment."""
-    digest = xxh3_128(f"{data.train.fingerprint} {data.test.fingerprint} {data.classes}".encode())
-    for tensor in (data.train.labels, data.test.labels, *weights):
-        digest.update(tensor.cpu().numpy().data)
-    return digest.hexdigest()

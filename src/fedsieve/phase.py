@@ -151,7 +151,7 @@ def training_depth(context: RunContext, phase: Phase, frozen: int) -> int:
     if frozen == context.feature_depth:
         return frozen
     local, clients = phase.settings.local, context.experiment.clients
-    held = len(context.training) / clients.count
+    held = context.roles.training_samples / clients.count
     seen = local.epochs * held if local.epochs else (local.steps or 1) * local.batch_size
     returns = max(1.0, phase.settings.rounds * phase.per_round / clients.count)
     return frozen if seen * returns >= held / 2 else 0

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsieve.config.data_settings import DataSettings, RandomResizedCrop, ResizeCenterCrop
-from fedsieve.data.load import Samples
+from fedsieve.data.load import Samples, Statistics
 from fedsieve.files.memory import must_fit
 
-Statistics = tuple[list[float], list[float]]  # mean and standard deviation of each channel
 KNOWN: dict[str, Statistics] = {
     "imagenet": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
     "cifar100": ([0.5071, 0.4867, 0.4408], [0.2675, 0.2565, 0.2761]),
@@ -40,7 +39,8 @@ def channel_statistics(samples: Samples) -> Statistics:
 class Transform:
     """Batches of uint8 (B, 1 or 3, H, W) to normalised float32 (B, 3, size, size)."""
 
-    def __init__(self, settings: DataSettings, train: Samples) -> None:
+    def __init__(self, settings: DataSettings, train: Samples, statistics: Statistics | None = None) -> None:
+        """`statistics` are those of the whole training set, where `train` is only a part of it."""
         assert settings.image_size is not None
         self.size = settings.image_size
         self.crop_from = (
@@ -48,16 +48,19 @@ class Transform:
             if isinstance(settings.evaluate_crop, ResizeCenterCrop)
             else None
         )
-        together = min(AT_LEAST_AT_ONCE, len(train))
+        self.must_fit(min(AT_LEAST_AT_ONCE, len(train)))
+        self.flip = "horizontal_flip" in settings.augment
+        crops = [one for one in settings.augment if isinstance(one, RandomResizedCrop)]
+        self.crop_scale = crops[-1].random_resized_crop.scale if crops else None
+        self.mean, self.std = KNOWN.get(settings.normalize) or statistics or channel_statistics(train)
+
+    def must_fit(self, together: int) -> None:
+        """InputError if the memory is too small for so many images at a time."""
         must_fit(
             2 * 4 * 3 * together * max(self.size, self.crop_from or 0) ** 2,  # as float32, before and after normalising
             f"data.image_size {self.size} makes {together} images at a time too large for the memory",
             "lower data.image_size or resize_center_crop.resize",
         )
-        self.flip = "horizontal_flip" in settings.augment
-        crops = [one for one in settings.augment if isinstance(one, RandomResizedCrop)]
-        self.crop_scale = crops[-1].random_resized_crop.scale if crops else None
-        self.mean, self.std = KNOWN.get(settings.normalize) or channel_statistics(train)
 
     @property
     def is_random(self) -> bool:

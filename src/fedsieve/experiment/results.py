@@ -7,7 +7,7 @@ from typing import Any
 from fedsieve.config.model_settings import RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings, StopSettings
 from fedsieve.config.schema import Experiment
-from fedsieve.context import RunContext, fingerprint_of
+from fedsieve.context import RunContext
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.errors import RunError
 from fedsieve.federate.traffic import size
@@ -125,7 +125,7 @@ def conclude(
         "model_sha256": folder.save_model(context.model, state.vector),
         "seconds": clock.tick(),
         "seed": experiment.seed,
-        "data_fingerprint": fingerprint_of(context.data),
+        "data_fingerprint": context.roles.data_fingerprint,
         "phases": phases,
     }
 

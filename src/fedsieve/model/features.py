@@ -127,6 +127,8 @@ def frozen_outputs(
     `note` hears why they could not be kept.
     """
     count, columns = len(samples) if positions is None else len(positions), _row_width(model, depth)
+    if not count:
+        return torch.empty(0, columns)
 
     def blocks(first: int) -> Iterator[np.ndarray]:
         block: list[np.ndarray] = []

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from scipy import stats
 
 from fedsieve.analysis.collection import find_runs
+from fedsieve.analysis.report import overview as overview_module
 from fedsieve.analysis.report.overview import BINS, POINTS, curve, overview, thinned
 from fedsieve.config.experiment_file import load_experiment, parse_experiment
 
@@ -217,3 +219,13 @@ def test_ten_long_runs_fit_into_half_a_megabyte(tmp_path: Path) -> None:
         clients = [{str(k): int(count) for k, count in enumerate(row)} for row in held]
         (folder / "split.json").write_text(json.dumps({**split, "clients": clients}))
     assert len(page("t", "report", shown(tmp_path)).encode()) < 500_000
+
+
+def test_a_split_whose_clients_are_not_known_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of a federation may not know which classes its clients have."""
+    split = {"classes": ["a"], "count": 3, "clients": []}
+    monkeypatch.setattr(overview_module, "read_split", lambda *_: split)
+    run, splits, problems = SimpleNamespace(path=None, digests=None), list[dict](), list[str]()
+    assert overview_module.split_of(run, splits, problems) is None and not splits and not problems
+    split["clients"] = [{"0": 2}]
+    assert overview_module.split_of(run, splits, problems) == 0

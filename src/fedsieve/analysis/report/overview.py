@@ -172,7 +172,7 @@ def split_of(run: Run, splits: list[dict[str, Any]], problems: list[str]) -> int
     except InputError as error:
         problems.append(str(error))
         return None
-    if told is None:
+    if told is None or not told["clients"]:
         return None
     classes = told["classes"]
     rows = [
