@@ -189,14 +189,23 @@ class RunContext:
         return (self.outputs(part, positions, depth, first) for first in starts)
 
     def outputs(self, part: str, positions: np.ndarray | None, depth: int, first: int) -> np.ndarray:
-        """The frozen part's outputs for the batch of samples that begins at number `first`."""
-        samples = self.samples(part)
+        """The frozen part's outputs for the batch of samples that begins at number `first`.
+
+        Those of all samples (`positions` None) are computed in batches of one size, the last one filled up with copies
+        of its last image. On some CPUs the last bits of a row depend on the size of its batch; so they do not
+        depend on how many other images this process has.
+        """
+        samples, at_once = self.samples(part), images_at_once(self.experiment.device)
         own = positions if positions is not None else np.arange(len(samples))
+        own = own[first : first + at_once]
+        count = len(own)
+        if positions is None and count < at_once:
+            self.transform.must_fit(at_once)
+            own = np.pad(own, (0, at_once - count), mode="edge")
         with section("features"):
-            some = torch.from_numpy(own[first : first + images_at_once(self.experiment.device)])
-            batch = samples.images[some].to(self.device)
+            batch = samples.images[torch.from_numpy(own)].to(self.device)
             images = self.transform.evaluation(batch)
-            return batch_outputs(self.classifier, depth, images, self.experiment.precision).numpy()
+            return batch_outputs(self.classifier, depth, images, self.experiment.precision)[:count].numpy()
 
     def samples(self, part: str) -> Samples:
         return self.data.test if part == "test" else self.data.train

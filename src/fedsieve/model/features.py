@@ -23,7 +23,7 @@ from fedsieve.model.given_module import GivenBackbone
 from fedsieve.model.precision import Precision, forward
 from fedsieve.model.vit import ViT
 
-VERSION = 3  # to be raised when transforms or networks compute something else from the same settings
+VERSION = 4  # to be raised when transforms or networks compute something else from the same settings
 BLOCK = 1000  # rows that are written at a time
 
 
