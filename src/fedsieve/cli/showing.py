@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedsieve.cli.arguments import ExperimentArgument, JsonOption, OverridesArgument, PluginsOption, console
+from fedsieve.cli.arguments import ExperimentArgument, JsonOption, OverridesArgument, PluginsOption, console, reachable
 from fedsieve.errors import InputError
+
+if TYPE_CHECKING:
+    from fedsieve.config.schema import Experiment
 
 
 def presets(
@@ -80,11 +83,22 @@ def split(
     png: Annotated[Path, typer.Option(metavar="FILE", help="Where to draw it.")] = Path("split.png"),
     as_json: JsonOption = False,
     plugins: PluginsOption = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(callback=reachable, metavar="DIR", help="Write each client's data there; draw nothing."),
+    ] = None,
+    form: Annotated[
+        str, typer.Option("--as", metavar="FORM", help="Of the clients' data with --export: npz or folders (of PNGs).")
+    ] = "npz",
 ) -> None:
-    """Show which client holds how many samples of which class."""
+    """Show which client holds how many samples of which class, or write them, for a federation of machines."""
     from fedsieve.config.runnable import loaded
     from fedsieve.data.roles import class_counts
 
+    if export is not None:
+        with loaded(experiment, overrides or [], plugins or []) as settings:
+            _export(settings, export, form, as_json)
+        return
     with loaded(experiment, overrides or [], plugins or []) as settings:
         counts, classes, notes = class_counts(settings.resolved())
     if as_json:
@@ -104,3 +118,28 @@ def split(
         terminal.print(f"note: {note}", soft_wrap=True)
     plot_split(counts, classes, png)
     terminal.print(f"written to {png}", soft_wrap=True)
+
+
+def _export(experiment: "Experiment", folder: Path, form: str, as_json: bool) -> None:
+    """Write each client's data, and print what was written."""
+    from fedsieve.experiment.export_split import export_split
+
+    if form not in ("npz", "folders"):
+        raise InputError(f"--as is '{form}'; use npz or folders")
+    federation, notes = export_split(experiment, folder, "npz" if form == "npz" else "folders")
+    if as_json:
+        print(federation.model_dump_json())
+        return
+    from fedsieve.analysis.report.tables import split_table
+
+    terminal = console()
+    assert federation.class_counts is not None
+    terminal.print(split_table(federation.class_counts, federation.classes))
+    for note in notes:
+        terminal.print(f"note: {note}", soft_wrap=True)
+    clients, total = federation.clients, int(federation.samples.sum())
+    files = f"{clients[0].file} to {clients[-1].file}" if len(clients) > 1 else clients[0].file
+    terminal.print(f"{files}: {total:,} training samples of {len(clients):,} clients", soft_wrap=True)
+    terminal.print("server.npz: the validation and test images", soft_wrap=True)
+    terminal.print("federation.json and experiment.yaml: what the server and all clients need", soft_wrap=True)
+    terminal.print(f"written to {folder}", soft_wrap=True)

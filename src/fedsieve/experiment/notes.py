@@ -66,13 +66,15 @@ def check_room(experiment: Experiment, phases: list[Phase], folder: Path) -> Non
         must_fit_on_disk(needed, folder, f"phase {name}: what clients remember takes up to")
 
 
-def must_fit_on_disk(needed: int, folder: Path, what: str) -> None:
+def must_fit_on_disk(
+    needed: int, folder: Path, what: str, remedy: str = "make room, use another --out, or fewer clients"
+) -> None:
     """InputError if a disk has less room than is needed, counting what this run has written already."""
     there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     written = sum(file.stat().st_size for kept in ("clients/*/*", "masks/*/*") for file in folder.glob(kept))
     if needed > (free := shutil.disk_usage(there).free + written):
         more = f"{size(needed)}, and there are {size(free)} free at {there}"
-        raise InputError(f"{what} {more}; make room, use another --out, or fewer clients")
+        raise InputError(f"{what} {more}; {remedy}")
 
 
 def versions_kept(phase: Phase, clients: int) -> int:
