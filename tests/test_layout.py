@@ -23,7 +23,7 @@ LAYERS = [
     ["observe"],
     ["context"],
     ["phase"],
-    ["engine"],
+    ["engine", "federation"],
     ["experiment"],
     ["analysis"],
     ["cli"],

@@ -17,7 +17,7 @@ from fedsieve.federate.mask_source import KeptMasks, MaskFiles, MaskSource, orig
 from fedsieve.federate.methods.fedavg import FedAvg
 from fedsieve.federate.methods.ridge import Ridge
 from fedsieve.federate.transport import Transport
-from fedsieve.federate.types import Aggregator, LocalSetup, ServerOptimizer
+from fedsieve.federate.types import Aggregator, Courier, LocalSetup, ServerOptimizer
 from fedsieve.federate.versions import Versions
 from fedsieve.model.flat import Scope
 from fedsieve.sieve.mask import Mask, shapes_of
@@ -116,9 +116,14 @@ def mask_source(context: RunContext, phase: Phase, start: Tensor | None, files: 
 
 
 def client_side(
-    context: RunContext, phase: Phase, masks: MaskSource | None, versions: Versions | None = None, done: int = 0
+    context: RunContext,
+    phase: Phase,
+    masks: MaskSource | None,
+    versions: Versions | None = None,
+    done: int = 0,
+    courier: Courier | None = None,
 ) -> ClientSide:
-    """What clients of a phase work with, after `done` rounds of it; the server passes its `versions`."""
+    """What clients of a phase work with, after `done` rounds of it; the server passes its `versions` and a courier."""
     experiment, settings, scope = context.experiment, phase.settings, phase.scope
     active = list(scope.named)
     shared = masks.shared if masks is not None and masks.settings.refresh == "once" else None
@@ -131,7 +136,7 @@ def client_side(
     network, seed, precision = context.network(depth), experiment.seed, experiment.precision
     setup = LocalSetup(scope, network, settings.local, carry, seed, masks, precision, context.note)
     versions = versions or Versions.of_nobody()
-    transport = Transport(scope, settings.name, experiment.wire, versions, seed, masks, phase.method, done)
+    transport = Transport(scope, settings.name, experiment.wire, versions, seed, masks, phase.method, done, courier)
     return ClientSide(phase, setup, transport, frozen, depth)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fedsieve import __version__
-from fedsieve.cli import comparing, reporting, reproducing, running, showing, sweeping
+from fedsieve.cli import comparing, federating, reporting, reproducing, running, showing, sweeping
 from fedsieve.cli.caching import cache_app
 from fedsieve.cli.clusters import cluster_app
 from fedsieve.cli.masking import mask_app
@@ -46,6 +46,7 @@ for command in (
     showing.show,
     showing.methods,
     showing.split,
+    federating.node,
     running.evaluate,
     running.export,
     running.demo,

@@ -1,4 +1,7 @@
-"""Where clients run: worker processes on this machine, or actors on a Ray cluster. No result depends on it."""
+"""Where clients run: worker processes on this machine, actors on a Ray cluster, or nodes of a federation.
+
+No result depends on it.
+"""
 
 import re
 from typing import Annotated, Literal
@@ -33,8 +36,42 @@ class OnRay(Settings):
     ray: RaySettings
 
 
+class FederationSettings(Settings):
+    """What all federations have: nodes that hold their own data."""
+
+    manifest: str | None = None  # the file federation.json; None: nodes get numbers in the order in which they come
+    wait: float = Field(300.0, ge=0, le=1e6)  # seconds at the start, for nodes that are not there yet
+    timeout: float = Field(3600.0, gt=0, le=1e6)  # seconds that a node has for a job
+
+
+class SocketSettings(FederationSettings):
+    folder: str  # that holds the folders of nodes on this machine
+
+
+class AtSockets(Settings):
+    sockets: SocketSettings
+
+
+class FlowerSettings(FederationSettings):
+    superlink: str = "127.0.0.1:8000"  # its Runtime API
+
+    @field_validator("superlink")
+    @classmethod
+    def _is_a_place(cls, address: str) -> str:
+        if re.fullmatch(r"[^\s/@:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", address):
+            return address
+        raise ValueError("use HOST:PORT")
+
+
+class OnFlower(Settings):
+    flower: FlowerSettings
+
+
 EngineSettings = Annotated[
-    Annotated[Literal["local"], Tag("local")] | Annotated[OnRay, Tag("ray")],
+    Annotated[Literal["local"], Tag("local")]
+    | Annotated[OnRay, Tag("ray")]
+    | Annotated[OnFlower, Tag("flower")]
+    | Annotated[AtSockets, Tag("sockets")],
     Discriminator(option),
-    with_defaults("ray"),
+    with_defaults("ray", "flower"),
 ]

@@ -14,7 +14,14 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from fedsieve.config.client_settings import ClientSettings
 from fedsieve.config.data_settings import DataSettings
-from fedsieve.config.engine_settings import EngineSettings, OnRay, RaySettings
+from fedsieve.config.engine_settings import (
+    AtSockets,
+    EngineSettings,
+    FederationSettings,
+    OnFlower,
+    OnRay,
+    RaySettings,
+)
 from fedsieve.config.model_settings import ModelSettings, RidgeHead
 from fedsieve.config.phase_settings import PhaseSettings
 from fedsieve.config.refusals import ZERO_SUM_REFUSES, refusals_of
@@ -122,6 +129,14 @@ class Experiment(Settings):
     def on_ray(self) -> RaySettings | None:
         """How clients run on Ray; None: they run on this machine."""
         return self.engine.ray if isinstance(self.engine, OnRay) else None
+
+    @property
+    def federation(self) -> FederationSettings | None:
+        """How clients are reached that have their own data; None: all data are here."""
+        engine = self.engine
+        return (
+            engine.flower if isinstance(engine, OnFlower) else engine.sockets if isinstance(engine, AtSockets) else None
+        )
 
     def _parts_combine(self) -> None:
         """Check that the parts of each phase go with each other and with its settings. Default parts go with all."""

@@ -128,6 +128,24 @@ class Federation(Content):
         more = ", …" * (len(self.clients) > len(names))
         raise InputError(f"the federation has no client '{shown(name)[:60]}'; its clients are {', '.join(names)}{more}")
 
+    def told_to(self, client: int) -> "Federation":
+        """What a node must know: its own facts, and how many samples the others have together, not which has how many.
+
+        The others are equal, as far as that goes.
+        """
+        count, own = len(self.clients), self.clients[client]
+        rest = int(self.samples.sum()) - own.samples
+        equal = [rest // max(1, count - 1) + (number < rest % max(1, count - 1)) for number in range(count - 1)]
+        others = [ClientFacts(name=f"other {number}", samples=samples) for number, samples in enumerate(equal)]
+        clients = [*others[:client], own, *others[client:]]
+        return self.model_copy(update={"clients": clients, "server": None})
+
+    def with_samples(self, client: int, samples: int) -> "Federation":
+        """With another number of samples of one client."""
+        clients = list(self.clients)
+        clients[client] = clients[client].model_copy(update={"samples": samples, "class_counts": None})
+        return self.model_copy(update={"clients": clients})
+
     # Whether the rest goes with it.
 
     def must_fit(self, experiment: Experiment) -> None:
@@ -217,6 +235,14 @@ def read_federation(path: Path) -> Federation:
         return Federation.model_validate_json(path.read_bytes())
     except (OSError, ValueError) as error:  # pydantic's are ValueErrors
         raise InputError(f"{where} is damaged, or no federation ({_reason(error)}); {MADE_AGAIN}") from None
+
+
+def federation_in(text: str, source: str) -> Federation:
+    """A manifest that was sent."""
+    try:
+        return Federation.model_validate_json(text)
+    except ValueError as error:
+        raise InputError(f"{source} has sent no federation ({_reason(error)}); update it") from None
 
 
 def _reason(error: Exception) -> str:

@@ -140,7 +140,7 @@ class ClientRuntime:
         try:
             if failure == RAISES:
                 raise RunError("it raised, as clients.fail_rate asks")
-            update, state = side.phase.method.train(Task(broadcast, data, side.setup), remembered)
+            update, state = self._trained(side, Task(broadcast, data, side.setup), remembered)
             if failure == SENDS_NAN:
                 next(iter(update.vectors.values()))[0] = torch.nan
             with section("encode"):
@@ -153,6 +153,9 @@ class ClientRuntime:
         state = {**state, **residual}
         digest = states.put(client, about["version"], state) if state else None
         return Answer({"encodings": encodings, "remembers": digest}, message)
+
+    def _trained(self, side: ClientSide, task: Task, remembered: State) -> tuple[Update, State]:
+        return side.phase.method.train(task, remembered)
 
     def _encoded(
         self, side: ClientSide, update: Update, broadcast: Broadcast, remembered: State, secret: dict[str, Any] | None

@@ -16,7 +16,8 @@ from torch import Tensor
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.pace import Pace
 from fedsieve.errors import WorkerError
-from fedsieve.federate.types import Answer, Job
+from fedsieve.federate.transport import Transport
+from fedsieve.federate.types import Answer, Courier, Job
 from fedsieve.observe.profile import section
 
 AHEAD = 2  # jobs per process that may be running or done ahead of the next answer
@@ -44,12 +45,16 @@ class Dispatcher:
     """Derived classes have the processes: they hand out jobs to them, listen to them, and replace those that die."""
 
     size: int  # how many processes there are
+    courier: Courier | None = None
 
     def __init__(self, runtime: ClientRuntime) -> None:
         self.runtime, self.context = runtime, runtime.context
         self.pace = Pace()
         self.seconds: dict[str, float] = defaultdict(float)  # of all processes that do jobs, by section
         self._asking = False
+
+    def begin(self, transport: Transport) -> None:
+        """Jobs find what they need in what is published, so no messages are sent."""
 
     def publish(self, vectors: Mapping[str, Tensor]) -> None:
         """Let every job read these vectors. No job may be running when this is called."""

@@ -47,10 +47,19 @@ class Evaluator:
         if context.held_out is None:
             test = test or self.test()
             return [None] * len(context.sizes) if test is None else context.by_class_shares(test)
+        if self.engine.courier is not None:
+            return self._told_by_clients()
         score = self.score("train", context.training[context.held_out.positions])
         correct = score.correct.numpy() if score is not None else np.empty(0)
         parts = (correct[start:end] for start, end in pairwise(context.held_out.edges))
         return [float(part.mean()) if len(part) else None for part in parts]
+
+    def _told_by_clients(self) -> list[float | None]:
+        """Each client's accuracy on its held-out samples, where only the client has them."""
+        about = {"phase": self.phase}
+        told = self.engine.map(Job("evaluate", {**about, "client": one}) for one in range(len(self.context.sizes)))
+        scores = [answer.about for answer in told]
+        return [one["correct"] / one["samples"] if one.get("samples") else None for one in scores]
 
     def _outputs(
         self, part: str, positions: np.ndarray | None, depth: int, starts: Iterable[int]

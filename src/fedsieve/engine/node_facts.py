@@ -49,14 +49,14 @@ def files_digest() -> str:
     return digest.hexdigest()[:12]
 
 
-def difference(mine: Facts, theirs: Facts) -> str | None:
+def difference(mine: Facts, theirs: Facts, who: str = "the driver") -> str | None:
     """Why a machine cannot take part in a run of this one: its versions differ."""
     if (mine["fedsieve"], mine["files"]) != (theirs["fedsieve"], theirs["files"]):
         versions = [f"{one['fedsieve']} (files {one['files']})" for one in (theirs, mine)]
-        return f"it has fedsieve {versions[0]}, and the driver has {versions[1]}; install the same"
+        return f"it has fedsieve {versions[0]}, and {who} has {versions[1]}; install the same"
     builds = [one["torch"].partition("+")[0] for one in (theirs, mine)]  # the build for a GPU may be another one
     if builds[0] != builds[1]:
-        return f"it has torch {builds[0]}, and the driver has {builds[1]}; install the same"
+        return f"it has torch {builds[0]}, and {who} has {builds[1]}; install the same"
     return None
 
 

@@ -1,13 +1,15 @@
 """Which engine an experiment runs on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsieve.config.decorators import KINDS
 from fedsieve.config.engine_settings import RaySettings
-from fedsieve.context import RunContext
+from fedsieve.config.schema import Experiment
+from fedsieve.context import Given, RunContext
+from fedsieve.data.roles import Roles, roles_of_server
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.parcel import CannotTravelError, packed
@@ -20,16 +22,28 @@ from fedsieve.phase import Phase
 
 if TYPE_CHECKING:
     from fedsieve.engine.ray_engine import RayEngine
+    from fedsieve.federation.federation_engine import FederationEngine
+    from fedsieve.federation.gathering import Gathering
 
 SHARED = [kind for kind in KINDS if kind != "callback"]  # the parts that worker processes know, with the experiment
 
 
 @contextmanager
-def engine_for(context: RunContext, phases: list[Phase], folder: Path) -> Iterator["Serial | WorkerPool | RayEngine"]:
+def engine_for(
+    context: RunContext, phases: list[Phase], folder: Path, gathering: "Gathering | None" = None
+) -> Iterator["Serial | WorkerPool | RayEngine | FederationEngine"]:
     """The engine that the experiment asks for; its processes end with this context."""
     experiment = context.experiment
     runtime = ClientRuntime(context, phases, KeptInFolder(folder))
     is_changed = LOCAL_OPTIMIZERS.is_changed or any(KINDS[kind].is_changed for kind in SHARED)
+    if gathering is not None:
+        from fedsieve.federation.federation_engine import FederationEngine
+
+        federation = FederationEngine(runtime, gathering)
+        federation.join()
+        yield federation
+        federation.end()
+        return
     if experiment.on_ray is not None:
         if is_changed:
             what = "engine: ray: parts that were added in this process are not known at other nodes"
@@ -72,3 +86,41 @@ def on_ray(runtime: ClientRuntime, settings: RaySettings) -> Iterator["RayEngine
                 engine.close()
         except ray.exceptions.RayError as error:  # a full object store, say
             raise RunError(f"Ray: {first_line(error)}; see that it is well, and go on with --resume") from None
+
+
+@contextmanager
+def gathered(
+    experiment: Experiment, folder: Path, given: Given, note: Callable[[str], None]
+) -> Iterator["Gathering | None"]:
+    """The nodes of a federation, once they are there; None: the experiment is a simulation."""
+    settings = experiment.federation
+    if settings is None:
+        yield None
+        return
+    if given.data is not None or given.model is not None:
+        raise InputError("a federation's data and models lie at its nodes, and cannot be given from Python")
+    check_federation(experiment)
+    from fedsieve.federation.gathering import Gathering
+    from fedsieve.federation.links import link_for
+
+    with closing(link_for(settings, folder)) as link:
+        gathering = Gathering.begin(link, experiment, folder, note)
+        gathering.wait()
+        yield gathering
+
+
+def roles_at_server(experiment: Experiment, gathering: "Gathering") -> Roles:
+    """The server's part of the data: validation and test images, or none."""
+    assert gathering.federation is not None
+    return roles_of_server(experiment, gathering.federation, gathering.server_data())
+
+
+def check_federation(experiment: Experiment) -> None:
+    """InputError for what needs all data in one place."""
+    for number, phase in enumerate(experiment.phases):
+        mask = phase.mask
+        if mask is not None and mask.scope == "server" and mask.looks_at_data and mask.file is None:
+            raise InputError(
+                f"phases.{number}.mask.scope: server looks at training images, and the server of a federation has "
+                "none; use scope: federated, or a rule that looks at no data"
+            )

@@ -11,17 +11,17 @@ folder is made.
 import math
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsieve.config.experiment_file import elsewhere
 from fedsieve.config.runnable import with_plugins
 from fedsieve.config.schema import Experiment
 from fedsieve.context import Given, RunContext
 from fedsieve.engine.evaluator import Evaluator
-from fedsieve.engine.start import engine_for
+from fedsieve.engine.start import engine_for, gathered, roles_at_server
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import MachineError, RunError
 from fedsieve.experiment.notes import check_room, notes_on
@@ -53,6 +53,9 @@ from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_result
 from fedsieve.runs.same_plugins import with_same_plugins
 from fedsieve.sieve.sensitivity import ADVICE
+
+if TYPE_CHECKING:
+    from fedsieve.federation.gathering import Gathering
 
 NOTHING_GIVEN = Given()
 
@@ -90,22 +93,33 @@ def _run(experiment: Experiment, out: Path, resume: bool, callback: Callback | N
             "to get the same model on other machines"
         )
     configure_torch(experiment)
-    context = RunContext(experiment, callback, data=given.dataset(experiment.data), given=given.model)
-    phases = plan(experiment, context)
-    check_mask_files(experiment, phases)
-    check_room(experiment, phases, out)
-    with engine_for(context, phases, out) as engine:  # before anything is written: a cluster may not be there
-        return _run_with(engine, context, phases, folder, everybody)
+    with ExitStack() as stack:  # before anything is written: a cluster or a federation may not be there
+        gathering = stack.enter_context(gathered(experiment, out, given, callback.note))
+        data = given.dataset(experiment.data)
+        roles = roles_at_server(experiment, gathering) if gathering is not None else None
+        context = RunContext(experiment, callback, data=data, given=given.model, roles=roles)
+        phases = plan(experiment, context)
+        check_mask_files(experiment, phases)
+        check_room(experiment, phases, out)
+        engine = stack.enter_context(engine_for(context, phases, out, gathering))
+        return _run_with(engine, context, phases, folder, everybody, gathering)
 
 
 def _run_with(
-    engine: Engine, context: RunContext, phases: list[Phase], folder: RunFolder, callback: Everybody
+    engine: Engine,
+    context: RunContext,
+    phases: list[Phase],
+    folder: RunFolder,
+    callback: Everybody,
+    gathering: "Gathering | None" = None,
 ) -> dict[str, Any]:
     """Do the phases that are left, and return the run's result."""
     experiment, fingerprint = context.experiment, context.fingerprint
     try:
         saved = folder.start(fingerprint)
         callback.attach(experiment, folder.path)  # not before: the folder may have been another run's
+        if gathering is not None:
+            gathering.save()
         for path, damaged in folder.damaged.items():
             what = "is damaged" if damaged == path else f"cannot be used, for {damaged} is damaged or gone"
             callback.note(

@@ -34,7 +34,7 @@ def prepare(
     publish_phase(engine, phase, state.vector, start)  # first: clients may take part in making a mask
     masks = mask_source(context, phase, start, mask_files(context, phase, start, folder.path))
     shared_masks = None
-    side = client_side(context, phase, masks, state.versions, progress.round)
+    side = server_side(context, phase, masks, state, engine)
     make_features(context, engine, side)  # before clients need them, so that each is computed once
     if masks is not None:
         shared_masks = shared_masks_of(context, phase, masks, engine, side.transport)
@@ -42,7 +42,7 @@ def prepare(
         if masks.shared is not None:
             engine.publish({"mask": masks.shared.bits, "weights": weights})
             # The mask may freeze more of the network than the scope leaves out.
-            side = client_side(context, phase, masks, state.versions, progress.round)
+            side = server_side(context, phase, masks, state, engine)
     needed = needed_files(phase, folder.path)
     memory = folder.client_store(settings.name, progress, needed)
     preparation = Preparation(
@@ -87,6 +87,15 @@ def prepare(
         replied=context.callback.client,
     )
     return server, evaluator
+
+
+def server_side(
+    context: RunContext, phase: Phase, masks: MaskSource | None, state: Checkpoint, engine: Engine
+) -> ClientSide:
+    """What clients work with, as the server sees it: with the versions that they hold."""
+    side = client_side(context, phase, masks, state.versions, state.progress.round, engine.courier)
+    engine.begin(side.transport)
+    return side
 
 
 def make_features(context: RunContext, engine: Engine, side: ClientSide) -> None:

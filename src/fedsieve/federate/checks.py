@@ -10,7 +10,7 @@ from torch import Tensor
 from fedsieve.errors import RunError
 from fedsieve.federate.batches import number_of_epochs
 from fedsieve.federate.norm_limit import all_finite, norm_of
-from fedsieve.federate.types import Broadcast, LocalSetup, Update
+from fedsieve.federate.types import Answer, Broadcast, LocalSetup, Update
 from fedsieve.sieve.rules import LooksAt
 
 LARGEST = torch.finfo(torch.float32).max  # that clients compute, and small enough to be summed in float64
@@ -54,6 +54,12 @@ def check_update(
         if not all_finite(weights + delta):
             raise RunError("its weights are not finite")
     return max(norm, update.metrics["drift"])
+
+
+def check_reply(answer: Answer, client: int) -> None:
+    """RunError if a client without which it cannot go on has failed."""
+    if "failed" in answer.about:
+        raise RunError(f"client {client}: {answer.about['failed']}; all clients are needed at this point")
 
 
 def check_number(name: str, number: float) -> None:

@@ -161,14 +161,16 @@ class Server:
     def _losses(self, candidates: list[int], record: RoundRecord) -> dict[int, float]:
         """Each candidate's loss on its own samples; a candidate with an impossible loss is left out."""
         jobs = (Job("loss", {"phase": self.phase, "client": client}) for client in candidates)
-        told = zip(candidates, self.engine.map(jobs), strict=True)
-        losses = {client: float(answer.about["loss"]) for client, answer in told}
-        record.traffic.up += sum(self.transport.loss(client, loss) for client, loss in losses.items())
-        for client in candidates:
+        losses: dict[int, float] = {}
+        for client, answer in zip(candidates, self.engine.map(jobs), strict=True):
             try:
-                check_number("loss", losses[client])
+                if "failed" in answer.about:
+                    raise RunError(answer.about["failed"])
+                loss = float(answer.about["loss"])
+                record.traffic.up += self.transport.loss(client, loss)
+                check_number("loss", loss)
+                losses[client] = loss
             except RunError as error:
-                losses.pop(client)
                 self._leave_out(client, str(error), record)
         scored = int(self.sizes[candidates].sum())  # each in one forward pass
         record.selection = {"candidates": losses, "samples_scored": scored}
@@ -184,6 +186,7 @@ class Server:
             "client": client,
             "memory": self.memory.newest(client),
             "version": record.version,
+            "known": self.memory.known(client),
             "secret": self._secret_of(client, secure) if secure is not None else None,
         }
         return Job("train", about, is_light=is_light)

@@ -162,3 +162,10 @@ class SecureRound(SecureUpdates):
 def _numbers(key: bytes) -> Tensor:
     """A key as four int64 numbers."""
     return torch.from_numpy(np.frombuffer(key, dtype="<i8").copy())
+
+
+def keys_in(data: Any, clients: int, transport: Transport) -> dict[int, bytes]:
+    """All clients' public keys, from the message that `SecureRound` sends."""
+    layout = Layout(transport.layout.fingerprint, {"keys": Extent(5 * clients, 5 * clients)})
+    rows = decode(data, layout, "keys").vectors["keys"].values.view(clients, 5)
+    return {int(row[0]): row[1:].numpy().tobytes() for row in rows}

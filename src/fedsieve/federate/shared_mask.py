@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsieve.federate.checks import check_scores
+from fedsieve.federate.checks import check_reply, check_scores
 from fedsieve.federate.mask_source import Address, MaskFiles, MaskSource
 from fedsieve.federate.traffic import Traffic
 from fedsieve.federate.transport import ACTIVE, Transport
@@ -115,6 +115,7 @@ class SharedMasks:
         jobs = (Job("scores", {**about, "client": client}, bits) for client in range(clients))
         device = self.source.scope.model.vector.device
         for client, answer in enumerate(self.engine.map(jobs)):
+            check_reply(answer, client)
             scores = answer.numbers(torch.float32)
             check_scores(scores, active.size, client, clients, self.source.settings.looks_at or "sensitivity")
             yield scores.to(device)

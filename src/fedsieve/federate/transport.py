@@ -129,7 +129,7 @@ class Transport:
 
     def decode_update(self, data: Any, client: int, round: int, weight: float = 1.0) -> Update:
         """The update in a message; WireError unless it is this client's of this round and all numbers are finite."""
-        message = decode(data, self.layout, "update", self._known(), self._redraw)
+        message = decode(data, self.layout, "update", self.known(), self.redraw)
         numbers = dict(message.numbers)
         if (numbers.pop("client", None), numbers.pop("round", None)) != (client, round):
             raise WireError("the message is of another client or another round")
@@ -183,6 +183,9 @@ class Transport:
     ) -> None:
         """Send clients a mask, or only its seed if it follows from one."""
         self._send(clients, topic, _message("mask", {}, {"mask": Vector(bits=mask.bits, seed=seed)}), traffic)
+
+    def mask_message(self, bits: Tensor) -> bytearray:
+        return self._encode(_message("mask", {}, {"mask": Vector(bits=bits)}))
 
     def send_shared_mask(self, clients: Collection[int], round: int, traffic: Traffic) -> None:
         """Send clients the mask that all share in this round."""
@@ -275,9 +278,18 @@ class Transport:
             ways.append(Vector(weights))
         return ways
 
+    # Up: what clients report besides updates.
+
     def loss(self, client: int, loss: float) -> int:
         """The length in bytes of the message with a candidate's loss."""
         return self._length(_message("loss", {"client": client, "loss": loss}))
+
+    def encode_loss(self, client: int, loss: float) -> bytearray:
+        return self._encode(_message("loss", {"client": client, "loss": loss}))
+
+    def decode_loss(self, data: Any, client: int) -> float:
+        """The loss in a message; WireError unless it is this client's."""
+        return self._of(decode(data, self.layout, "loss"), client).numbers.get("loss", math.nan)
 
     def scores(self, client: int, scores: Tensor, traffic: Traffic, name: str = "scores") -> Tensor:
         """A client's sensitivity scores as they arrive at the server: of the weights under masks, or ("fisher") of all.
@@ -285,10 +297,26 @@ class Transport:
         They span too many powers of ten for float16 and for blocks of int8, so if values are rounded, scores become
         bfloat16.
         """
+        data = self.encode_scores(client, scores, name)
+        traffic.up += len(data)
+        return self.decode_scores(data, client, name).to(scores.device)
+
+    def encode_scores(self, client: int, scores: Tensor, name: str = "scores") -> bytearray:
         kind = "float32" if self.settings.values == "float32" else "bfloat16"
-        encoded = self._encoded("scores", {"client": client}, {name: Vector(scores.cpu())}, kind)
-        traffic.up += len(encoded.data)
-        return self._decoded(encoded, "scores").vectors[name].values.to(scores.device)
+        return self._encoded("scores", {"client": client}, {name: Vector(scores.cpu())}, kind).data
+
+    def decode_scores(self, data: Any, client: int, name: str = "scores") -> Tensor:
+        """The scores in a message; WireError unless they are this client's."""
+        message = self._of(decode(data, self.layout, "scores", self.known(), self.redraw), client)
+        vector = message.vectors.get(name)
+        if vector is None or vector.bits is not None:
+            raise WireError(f"the message has not all {name} of the client")
+        return vector.values
+
+    def _of(self, message: Message, client: int) -> Message:
+        if message.numbers.get("client") != client:
+            raise WireError("the message is of another client")
+        return message
 
     def entries(self, name: str, mask: Mask | None) -> int:
         """How many values of a vector a client under this mask sends."""
@@ -313,13 +341,15 @@ class Transport:
             self._widened = shared, packed(torch.cat((shared.unpack(), outside)))
         return self._widened[1]
 
-    def _known(self) -> dict[str, Tensor]:
+    def known(self) -> dict[str, Tensor]:
+        """The packed bits of vectors whose positions need not be sent."""
         shared, may_change = self._shared, self._may_change
         if shared is None or may_change is None:
             return {}
         return {**dict.fromkeys(self.masked, shared.bits), "weights": may_change}
 
-    def _redraw(self, seed: int) -> Tensor:
+    def redraw(self, seed: int) -> Tensor:
+        """The packed bits of the mask that follows from a seed."""
         if self.masks is None or self.masks.seed_of(ALL, 1) is None:
             raise WireError("the message draws a mask from a seed, and masks of this phase have none")
         return self.masks.drawn(seed).bits
@@ -338,7 +368,7 @@ class Transport:
         return encoded_length(message, self.layout, compress=self.settings.compress)
 
     def _decoded(self, encoded: Encoded, kind: str) -> Message:
-        return decode(encoded.data, self.layout, kind, self._known(), self._redraw)
+        return decode(encoded.data, self.layout, kind, self.known(), self.redraw)
 
 
 def _residual(name: str) -> str:

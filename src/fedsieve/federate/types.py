@@ -15,6 +15,7 @@ from fedsieve.sieve.mask import Mask
 
 if TYPE_CHECKING:
     from fedsieve.federate.mask_source import MaskSource
+    from fedsieve.federate.transport import Transport
 
 EXTRA = "extra:"  # before the names of published broadcast extras
 State = dict[str, Tensor]  # what the server or a client remembers between rounds, by name; empty for most methods
@@ -139,7 +140,7 @@ class Store(Protocol):
     """The server's view of clients' states between their rounds, by client and round."""
 
     def newest(self, client: int) -> int | None: ...
-    def write(self, client: int, round: int, state: State) -> None: ...
+    def known(self, client: int) -> dict[int, str]: ...
     def keep(self, client: int, round: int, digest: str) -> None: ...
     def drop(self, client: int, round: int) -> None: ...
     def commit(self) -> None: ...
@@ -179,12 +180,17 @@ class Courier(Protocol):
 
 
 class Engine(Protocol):
-    """Where clients run: this process, others on this machine, or a cluster."""
+    """Where clients run: this process, others on this machine, a cluster, or the nodes of a federation."""
+
+    courier: Courier | None  # takes messages to clients; None: jobs find what they need in what is published
 
     @property
     def size(self) -> int: ...  # processes that do jobs
     @property
     def seconds(self) -> Mapping[str, float]: ...  # of other processes, by section
+
+    def begin(self, transport: "Transport") -> None:
+        """From now on messages to clients are those of this transport's phase."""
 
     def publish(self, vectors: Mapping[str, Tensor]) -> None:
         """Let every job read these vectors, under these names, until they are published again."""

@@ -56,6 +56,7 @@ class Companions:
     metrics_digest: str = EMPTY  # of these bytes
     files: dict[str, str] = field(default_factory=dict)  # digests of files, by their paths in the run's folder
     folder: str = ""  # of the clients' states: also a path in the run's folder
+    are_elsewhere: bool = False  # whether these states are at the clients' nodes
     states: States = field(default_factory=lambda: States.of([]))
 
     def first_damaged(self, run: Path) -> Path | None:
@@ -68,7 +69,7 @@ class Companions:
             path = run / name
             if digest_of_file(path) != digest:
                 return path
-        return first_damaged(run / self.folder, self.states)
+        return None if self.are_elsewhere else first_damaged(run / self.folder, self.states)
 
 
 @dataclass
@@ -112,6 +113,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> int:
         "metrics": [companions.metrics, companions.metrics_digest],
         "files": companions.files,
         "folder": companions.folder,
+        **({"elsewhere": True} if companions.are_elsewhere else {}),
     }
     folder.mkdir(exist_ok=True)
     save_sealed(folder / f"{checkpoint.progress.rounds:08d}.safetensors", json.dumps(about), tensors)
@@ -135,7 +137,8 @@ def load(path: Path) -> Checkpoint:
         raise ValueError(f"{path} is a checkpoint of another round")
     changed, seen = _decompressed(tensors["changed"]), _decompressed(tensors["seen"])
     metrics, digest = about["metrics"]
-    companions = Companions(metrics, digest, about["files"], about["folder"], States.unpack(tensors))
+    states, are_elsewhere = States.unpack(tensors), about.get("elsewhere", False)
+    companions = Companions(metrics, digest, about["files"], about["folder"], are_elsewhere, states)
     versions = Versions(changed, seen, about["version"])
     method = {name.removeprefix(METHOD): one for name, one in tensors.items() if name.startswith(METHOD)}
     return Checkpoint(progress, tensors["vector"], tensors.get("best"), versions, method, companions, about["first"])

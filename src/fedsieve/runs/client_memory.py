@@ -140,6 +140,10 @@ class ClientStore(StateFiles):
         versions = self._versions.get(client)
         return versions[-1][0] if versions else None
 
+    def known(self, client: int) -> dict[int, str]:
+        """The client's versions, and their digests."""
+        return {round: digest.hex() for round, digest in self._versions.get(client, ())}
+
     def states(self) -> States:
         """The newest version of each client, for a checkpoint."""
         return States.of((client, *versions[-1]) for client, versions in self._versions.items() if versions)
@@ -223,6 +227,24 @@ class ClientStore(StateFiles):
             is_known = path.name == name and any(one == round for one, _ in self._versions.get(client, ()))
             if not is_known:
                 path.unlink(missing_ok=True)
+
+
+class StoreElsewhere(ClientStore):
+    """Which versions clients have, where they keep them at their own nodes: there are no files here."""
+
+    def keep(self, client: int, round: int, digest: str) -> None:
+        self._must_be_newer(client, round)
+        self._versions.setdefault(client, []).append((round, bytes.fromhex(digest)))
+        self._unflushed.setdefault(client, []).append(round)
+
+    def drop(self, client: int, round: int) -> None:
+        pass
+
+    def flush(self) -> None:
+        self._unflushed.clear()
+
+    def _drop_unknown(self) -> None:
+        pass
 
 
 def _name(client: int, round: int) -> str:

@@ -25,7 +25,7 @@ from fedsieve.files.sealed import digest_of_file, load_sealed, save_sealed
 from fedsieve.model.flat import FlatModel
 from fedsieve.runs import checkpoint
 from fedsieve.runs.checkpoint import Checkpoint, Companions, Progress
-from fedsieve.runs.client_memory import ClientStore
+from fedsieve.runs.client_memory import ClientStore, StoreElsewhere
 from fedsieve.runs.model_file import description
 from fedsieve.runs.read import PLUGINS, read_experiment, read_metrics, with_digests
 
@@ -202,7 +202,8 @@ class RunFolder:
         if not progress.round:
             return Companions(metrics, digest)
         _, store = self._stores[-1]
-        return Companions(metrics, digest, self._files, str(store.folder.relative_to(self.path)), store.states())
+        name, are_elsewhere = str(store.folder.relative_to(self.path)), isinstance(store, StoreElsewhere)
+        return Companions(metrics, digest, self._files, name, are_elsewhere, store.states())
 
     def client_store(self, phase: str, progress: Progress, needs: Sequence[Path] = ()) -> ClientStore:
         """The clients' states in a phase, as they were when `progress` was made.
@@ -212,7 +213,8 @@ class RunFolder:
         self._files = {str(path.relative_to(self.path)): digest_of_file(path) for path in needs}
         folder = self.path / "clients" / phase
         name = str(folder.relative_to(self.path))
-        store = ClientStore(folder, [found.states for found in self._found if found.folder == name])
+        kind = StoreElsewhere if self.experiment.federation is not None else ClientStore
+        store = kind(folder, [found.states for found in self._found if found.folder == name])
         store.rewind(progress.rounds)
         self._stores.append((progress.rounds - progress.round, store))
         return store

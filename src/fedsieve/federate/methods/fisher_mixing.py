@@ -22,7 +22,7 @@ from torch import Tensor
 from fedsieve.config.mask_settings import FisherSettings
 from fedsieve.config.settings import Settings as AnySettings
 from fedsieve.errors import RunError
-from fedsieve.federate.checks import check_scores
+from fedsieve.federate.checks import check_reply, check_scores
 from fedsieve.federate.local import sgd, update_of
 from fedsieve.federate.mask_source import drawn_samples
 from fedsieve.federate.methods.fedavg import FedAvg
@@ -108,6 +108,7 @@ class FisherMixing(FedAvg):
         about = {"phase": preparation.phase, "version": preparation.version}
         jobs = (Job("contribute", {**about, "client": client}) for client in range(clients))
         for client, answer in enumerate(preparation.engine.map(jobs)):
+            check_reply(answer, client)
             scores = answer.numbers(torch.float32)
             check_scores(scores, size, client, clients)
             preparation.keep(client, answer.about["remembers"])

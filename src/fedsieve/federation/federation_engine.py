@@ -1,0 +1,306 @@
+"""Clients run at their own nodes: the server sends each of them the messages that it lacks, and the job.
+
+Nothing but messages and numbers goes either way. What needs no client, such as the scores on the server's validation
+set, is done by the server itself.
+"""
+
+import re
+import time
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsieve.config.plugins import active
+from fedsieve.engine.client_runtime import ClientRuntime
+from fedsieve.engine.node_facts import facts
+from fedsieve.errors import InputError, RunError
+from fedsieve.federate.blame import reason_of
+from fedsieve.federate.secure_round import KEYS
+from fedsieve.federate.traffic import Traffic
+from fedsieve.federate.transport import ACTIVE, WEIGHTS, Transport
+from fedsieve.federate.types import Answer, Courier, Job
+from fedsieve.federation.frames import Blob, Frame
+from fedsieve.federation.gathering import Gathering
+from fedsieve.federation.links import LinkError
+from fedsieve.federation.node import digest_of
+from fedsieve.observe.profile import section
+
+AT_SERVER = ("outputs", "score")  # jobs for which no client is needed
+AHEAD = 4  # replies that are taken before it is their turn
+FAREWELL = 10.0  # seconds
+TRIES = 3  # to bring a node that lacks something up to date
+DIGEST = re.compile(r"[0-9a-f]{32}")
+LONGEST_REASON = 300
+
+
+@dataclass
+class Message:
+    topic: str
+    data: Blob
+    since: int | None = None
+
+
+@dataclass
+class Ticket:
+    """A job that a node was asked to do."""
+
+    job: Job
+    client: int
+    messages: list[Message]
+    until: float  # when the server stops to wait
+    request: str | None = None  # its number; None: the node is not there
+    reply: Frame | LinkError | None = None
+    tries: int = 1
+
+
+class FederationEngine:
+    """Asks nodes to do jobs, all at once, and takes their answers in the order of the jobs."""
+
+    def __init__(self, runtime: ClientRuntime, gathering: Gathering) -> None:
+        self.runtime, self.context, self.gathering = runtime, runtime.context, gathering
+        self.link, self.settings = gathering.link, gathering.settings
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.courier: Courier | None = self
+        self._names = {number: name for name, number in gathering.numbers.items()}
+        self._pending: dict[int, list[Message]] = defaultdict(list)  # for the client's next job
+        self._joined: set[str] = set()  # addresses
+        self._transport: Transport | None = None  # of the current phase
+        self._start = digest_of(self.context.model.vector) if self.context.experiment.clients.have_backbone else None
+        self._warned: set[str] = set()
+
+    @property
+    def size(self) -> int:
+        return max(1, len(self.gathering.addresses))
+
+    # Nodes.
+
+    def join(self) -> None:
+        """Let all nodes that are there take part; InputError if one of them cannot."""
+        for address, reason in self._invite(list(self.gathering.facts)).items():
+            raise InputError(f"node {self._called(address)}: {reason}")
+
+    def _invite(self, addresses: list[str]) -> dict[str, str]:
+        """Ask nodes to take part; why some do not."""
+        requests = {
+            self.link.push(address, Frame(self._invitation(address)), self.settings.timeout): address
+            for address in addresses
+        }
+        problems, until = dict[str, str](), time.monotonic() + self.settings.timeout
+        while requests and time.monotonic() < until:
+            for request, reply in self.link.pull(list(requests)).items():
+                address = requests.pop(request)
+                problem = str(reply) if isinstance(reply, LinkError) else _refusal_in(reply)
+                if problem is not None:
+                    problems[address] = problem
+                    continue
+                assert isinstance(reply, Frame)
+                self._joined.add(address)
+                self._compare(address, reply.header.get("facts"))
+        self.link.drop(requests)
+        return problems | dict.fromkeys(requests.values(), f"it said nothing for {self.settings.timeout:g} s")
+
+    def _invitation(self, address: str) -> dict[str, Any]:
+        experiment, gathering = self.context.experiment, self.gathering
+        assert gathering.federation is not None
+        client = gathering.numbers[gathering.facts[address].name]
+        return {
+            "do": "join",
+            "run": gathering.run,
+            "client": client,
+            "experiment": experiment.model_copy(update={"engine": "local"}).to_yaml(),
+            "federation": gathering.federation.told_to(client).model_dump_json(),
+            "plugins": {plugin.name: plugin.digest for plugin in active(experiment.plugins)},
+            "start": self._start,
+        }
+
+    def _compare(self, address: str, theirs: Any) -> None:
+        """Warn if a node computes other bits than this machine."""
+        mine = facts(self.context.experiment)
+        canary = theirs.get("canary") if isinstance(theirs, dict) else None
+        if canary != mine["canary"] and address not in self._warned:
+            self._warned.add(address)
+            described = {key: str(theirs.get(key))[:60] for key in ("cpu", "torch")} if isinstance(theirs, dict) else {}
+            self.context.callback.warning(
+                f"node {self._called(address)} computes other last bits than the server (there {described.get('cpu')}, "
+                f"torch {described.get('torch')}; here {mine['cpu']}, torch {mine['torch']}); the model will not have "
+                "the hash of a simulation"
+            )
+
+    def _called(self, address: str) -> str:
+        facts = self.gathering.facts.get(address)
+        return facts.name if facts is not None else address
+
+    def _welcome(self) -> None:
+        """Nodes that came since the last job."""
+        for name in self.gathering.look():
+            self._names[self.gathering.numbers[name]] = name
+            for address, reason in self._invite([self.gathering.addresses[name]]).items():
+                self.context.callback.warning(f"node {self._called(address)} cannot take part: {reason}")
+        for address, reason in self.gathering.refused.items():
+            if address not in self._warned:
+                self._warned.add(address)
+                self.context.callback.warning(f"node {address} is not used: {reason}")
+
+    # What nodes are sent.
+
+    def publish(self, vectors: Mapping[str, Tensor]) -> None:
+        """For the server's own jobs; nodes are sent messages."""
+        self.runtime.take(vectors)
+
+    def begin(self, transport: Transport) -> None:
+        """From now on messages are those of this phase."""
+        if transport is not self._transport:
+            self._transport = transport
+            self._pending.clear()
+
+    def post(self, client: int, topic: str, message: bytes | bytearray, since: int | None = None) -> None:
+        self._pending[client].append(Message(topic, message, since))
+
+    def map(self, jobs: Iterable[Job]) -> Generator[Answer]:
+        """The answers, in the order of the jobs."""
+        jobs = iter(jobs)
+        if (first := next(jobs, None)) is None:
+            return
+        if first.do in AT_SERVER:
+            for job in chain([first], jobs):
+                yield self.runtime.do(job)
+            return
+        self._welcome()
+        tickets = [self._ticket(job) for job in chain([first], jobs)]
+        try:
+            for number, ticket in enumerate(tickets):
+                with section("idle"):
+                    while ticket.reply is None:
+                        self._listen(tickets[number : number + AHEAD])
+                answer, ticket.reply = self._answer(ticket), None
+                ticket.messages.clear()
+                yield answer
+        finally:
+            self.link.drop([ticket.request for ticket in tickets if ticket.request is not None])
+
+    def _ticket(self, job: Job) -> Ticket:
+        client = int(job.about["client"])
+        if job.do == "evaluate":  # of the newest weights; this is not counted, as a simulation sends nothing for it
+            assert self._transport is not None
+            self._transport.bring_up_to_date([client], self.runtime.vectors[WEIGHTS], Traffic())
+        ticket = Ticket(job, client, self._pending.pop(client, []), time.monotonic() + self.settings.timeout)
+        self._ask(ticket)
+        return ticket
+
+    def _ask(self, ticket: Ticket) -> None:
+        address = self._address(ticket.client)
+        if address is None:
+            ticket.reply = LinkError("its node is not there")
+            return
+        assert self._transport is not None
+        about = dict(ticket.job.about)
+        if (secret := about.get("secret")) is not None:
+            about["secret"] = {"place": secret["place"], "participants": len(secret["keys"])}
+        header = {
+            "do": ticket.job.do,
+            "run": self.gathering.run,
+            "about": about,
+            "version": self._transport.versions.last_seen(ticket.client),
+            "messages": [{"topic": one.topic, "since": one.since} for one in ticket.messages],
+        }
+        seconds = max(1.0, ticket.until - time.monotonic())
+        ticket.request = self.link.push(address, Frame(header, [one.data for one in ticket.messages]), seconds)
+
+    def _address(self, client: int) -> str | None:
+        """Where a client's node is, if it takes part."""
+        name = self._names.get(client)
+        address = self.gathering.addresses.get(name) if name is not None else None
+        return address if address in self._joined else None
+
+    # What they reply.
+
+    def _listen(self, tickets: list[Ticket]) -> None:
+        """Take replies to the first of these tickets, and give up those whose time is over."""
+        waiting = {ticket.request: ticket for ticket in tickets if ticket.reply is None and ticket.request is not None}
+        for request, reply in self.link.pull(list(waiting)).items():
+            ticket = waiting[request]
+            if isinstance(reply, Frame) and "lacks" in reply.header and ticket.tries < TRIES:
+                ticket.tries += 1
+                self._ask_again(ticket, str(reply.header["lacks"]))
+            else:
+                ticket.reply = reply
+        for ticket in tickets:
+            if ticket.reply is None and time.monotonic() > ticket.until:
+                ticket.reply = LinkError(f"it did not reply within {self.settings.timeout:g} s")
+                if ticket.request is not None:
+                    self.link.drop([ticket.request])
+
+    def _ask_again(self, ticket: Ticket, lacks: str) -> None:
+        """A node that was started again, or was left behind by a server that was, gets everything."""
+        assert self._transport is not None
+        if lacks == "run" and (address := self._address(ticket.client)) is not None:
+            self._joined.discard(address)
+            if problems := self._invite([address]):
+                ticket.reply = LinkError(problems[address])
+                return
+        kept = [one for one in ticket.messages if one.topic in (ACTIVE, KEYS)]
+        everything = self._transport.everything(self.runtime.vectors)
+        ticket.messages = [*(Message(topic, data) for topic, data in everything), *kept]
+        if ticket.job.do == "scores" and not kept:
+            mask = self._transport.mask_message(torch.frombuffer(bytearray(ticket.job.data), dtype=torch.uint8))
+            ticket.messages.append(Message(ACTIVE, mask))
+        self._ask(ticket)
+
+    def _answer(self, ticket: Ticket) -> Answer:
+        """A reply as the rest of the program knows answers; whatever is wrong with it is the client's fault."""
+        reply, job = ticket.reply, ticket.job
+        if isinstance(reply, LinkError):
+            return Answer({"failed": str(reply)})
+        assert reply is not None
+        try:
+            if (problem := _refusal_in(reply)) is not None:
+                raise RunError(problem)
+            about, data = reply.header["about"], reply.blobs[0]
+            if "failed" in about:
+                raise RunError(str(about["failed"])[:LONGEST_REASON])
+            return self._read(job, ticket.client, about, data)
+        except Exception as error:
+            return Answer({"failed": reason_of(error)})
+
+    def _read(self, job: Job, client: int, about: dict[str, Any], data: Blob) -> Answer:
+        transport = self._transport
+        assert transport is not None
+        remembers = about.get("remembers")
+        if remembers is not None and not DIGEST.fullmatch(str(remembers)):
+            raise RunError("it does not say what it remembers")
+        if job.do == "loss":
+            return Answer({"loss": transport.decode_loss(data, client)})
+        if job.do in ("scores", "contribute"):
+            name = "scores" if job.do == "scores" else "fisher"
+            scores = transport.decode_scores(data, client, name).float().contiguous()
+            return Answer({"remembers": remembers}, scores.numpy())
+        if job.do == "evaluate":
+            return Answer({key: float(about[key]) for key in ("samples", "correct", "loss")})
+        if job.do == "key":
+            return Answer({}, data)
+        encodings = [str(one)[:40] for one in about["encodings"]][:16]
+        return Answer({"encodings": encodings, "remembers": remembers}, data)
+
+    def end(self) -> None:
+        """Tell nodes that the run is finished: they need to remember nothing of it any more."""
+        requests = [
+            self.link.push(one, Frame({"do": "end", "run": self.gathering.run}), FAREWELL) for one in self._joined
+        ]
+        until = time.monotonic() + FAREWELL
+        while requests and time.monotonic() < until:
+            done = self.link.pull(requests)
+            requests = [one for one in requests if one not in done]
+        self.link.drop(requests)
+
+
+def _refusal_in(reply: Frame) -> str | None:
+    """Why a node did not do what it was asked to."""
+    for key in ("refused", "failed"):
+        if key in reply.header:
+            return str(reply.header[key])[:LONGEST_REASON]
+    return f"it lacks the {str(reply.header['lacks'])[:40]}" if "lacks" in reply.header else None

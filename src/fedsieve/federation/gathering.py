@@ -1,0 +1,214 @@
+"""Which nodes are there before a federated run begins: each says who it is, and gets a client's number by its name."""
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedsieve.config.engine_settings import FederationSettings
+from fedsieve.config.schema import Experiment
+from fedsieve.data.federation import ClientFacts, Federation, read_federation
+from fedsieve.data.load import Dataset
+from fedsieve.data.pictures import shown
+from fedsieve.data.shards import read_server_data
+from fedsieve.engine.node_facts import difference, versions
+from fedsieve.errors import InputError
+from fedsieve.federation.frames import Frame
+from fedsieve.federation.links import Link
+from fedsieve.files.atomic import write_text
+
+FILE = "roster.json"
+HELLO = 60.0  # seconds that a node has to say who it is
+SOME = 5  # names in an error
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node has said of itself."""
+
+    address: str
+    name: str
+    samples: int
+    classes: list[str]
+    class_counts: list[int] | None
+    versions: dict[str, Any]
+
+
+@dataclass
+class Gathering:
+    """The nodes of a run. The roster, which says whose name has which number, is kept in the run's folder."""
+
+    link: Link
+    settings: FederationSettings
+    count: int  # clients of the experiment
+    minimum: int  # of them, to begin with
+    folder: Path  # the run's
+    note: Callable[[str], None]
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    numbers: dict[str, int] = field(default_factory=dict)  # by name
+    addresses: dict[str, str] = field(default_factory=dict)  # by name
+    facts: dict[str, NodeFacts] = field(default_factory=dict)  # by address
+    refused: dict[str, str] = field(default_factory=dict)  # why a node is not used, by address
+    federation: Federation | None = None
+    _asked: dict[str, tuple[str, float]] = field(default_factory=dict)  # by address: the request, and until when
+
+    @staticmethod
+    def begin(link: Link, experiment: Experiment, folder: Path, note: Callable[[str], None]) -> "Gathering":
+        """As the manifest says, and the roster of a run that was interrupted."""
+        settings, clients = experiment.federation, experiment.clients
+        assert settings is not None
+        gathering = Gathering(link, settings, clients.count, clients.minimum, folder, note)
+        if settings.manifest is not None:
+            gathering.federation = read_federation(Path(settings.manifest))
+            gathering.numbers = {one.name: number for number, one in enumerate(gathering.federation.clients)}
+        gathering._read_roster()
+        return gathering
+
+    def server_data(self) -> Dataset | None:
+        """The validation and test images that lie beside the manifest."""
+        if self.federation is None or self.federation.server is None:
+            return None
+        assert self.settings.manifest is not None
+        path = Path(self.settings.manifest).parent / self.federation.server.file
+        return read_server_data(path, self.federation.classes) if path.exists() else None
+
+    # Before the run.
+
+    def wait(self) -> Federation:
+        """Wait until all nodes have come, or enough of them after some time; what all need to know of the others."""
+        until, told = time.monotonic() + self.settings.wait, 0.0
+        while (missing := self._missing()) and time.monotonic() < until:
+            self.look()
+            if missing and time.monotonic() - told > 10:
+                told = time.monotonic()
+                self.note(f"waiting for {_listed(missing)}") if told else None
+            if self._missing():
+                time.sleep(0.1)
+        for address, reason in self.refused.items():
+            raise InputError(f"{address}: {reason}")
+        present = self.count - len(missing)
+        if missing and (present < max(1, self.minimum) or self.federation is None):
+            raise InputError(
+                f"{present} of {self.count} nodes came within {self.settings.wait:g} s, and {_listed(missing)} did "
+                f"not; start them, or raise engine's wait"
+            )
+        if missing:
+            self.note(f"{_listed(missing)} did not come within {self.settings.wait:g} s; beginning without")
+        if self.federation is None:
+            self.federation = self._by_joining()
+        return self.federation
+
+    def _missing(self) -> list[str]:
+        """Names of clients whose node is not there, or "a node" where they are not known."""
+        missing = [name for name in self.numbers if name not in self.addresses]
+        return missing + ["another node"] * (self.count - len(self.numbers))
+
+    def _by_joining(self) -> Federation:
+        """What nodes say of themselves, where there is no manifest."""
+        facts = [self.facts[self.addresses[name]] for name in self.numbers]
+        for one in facts[1:]:
+            if one.classes != facts[0].classes:
+                what = f"{one.name} has other classes than {facts[0].name}"
+                raise InputError(
+                    f"{what}; name them alike everywhere, or make a manifest with `fedsieve split --export`"
+                )
+        clients = [ClientFacts(name=one.name, samples=one.samples, class_counts=one.class_counts) for one in facts]
+        return Federation(classes=facts[0].classes, clients=clients)
+
+    # At any time.
+
+    def look(self) -> list[str]:
+        """Ask nodes that are new who they are, and hear those that were asked; the names of clients that came."""
+        known = {*self.facts, *self.refused, *self._asked}
+        for address in self.link.nodes():
+            if address not in known:
+                request = self.link.push(address, Frame({"do": "hello", "run": self.run}), HELLO)
+                self._asked[address] = request, time.monotonic() + HELLO
+        came = list[str]()
+        if self._asked:
+            replies = self.link.pull([request for request, _ in self._asked.values()])
+            for address, (request, until) in list(self._asked.items()):
+                if (reply := replies.get(request)) is not None:
+                    del self._asked[address]
+                    if isinstance(reply, Frame) and (name := self._heard(address, reply)) is not None:
+                        came.append(name)
+                elif time.monotonic() > until:
+                    del self._asked[address]
+                    self.link.drop([request])
+        return came
+
+    def _heard(self, address: str, reply: Frame) -> str | None:
+        """Enter a node into the roster, under the name that it tells."""
+        try:
+            told = reply.header
+            counts = told["class_counts"]
+            facts = NodeFacts(
+                address,
+                shown(str(told["name"]))[:100],
+                int(told["samples"]),
+                [str(one) for one in told["classes"]],
+                None if counts is None else [int(one) for one in counts],
+                {name: str(told[name]) for name in versions()},
+            )
+        except (KeyError, TypeError, ValueError):
+            self.refused[address] = "it does not say who it is"
+            return None
+        if (reason := self._objection(facts)) is not None:
+            self.refused[address] = f"{facts.name}: {reason}"
+            return None
+        self.numbers.setdefault(facts.name, len(self.numbers))
+        self.addresses[facts.name], self.facts[address] = address, facts
+        return facts.name
+
+    def _objection(self, facts: NodeFacts) -> str | None:
+        """Why a node cannot take part."""
+        if (reason := difference(versions(), facts.versions, "the server")) is not None:
+            return reason
+        bound = self.addresses.get(facts.name)
+        if bound is not None and bound != facts.address:
+            return f"another node ({bound}) has this name already; give each its own --name"
+        if facts.name not in self.numbers and len(self.numbers) >= self.count:
+            return f"it is none of the federation's {self.count} clients: {_listed(list(self.numbers))}"
+        federation = self.federation
+        if federation is not None:
+            client = federation.clients[self.numbers[facts.name]]
+            if facts.samples not in (client.samples, 1):
+                has = f"it has {facts.samples:,} samples, and the manifest says {client.samples:,}"
+                return f"{has}; start it with the data that the manifest was made with"
+            if unknown := [one for one in facts.classes if one not in federation.classes]:
+                return f"it has a class '{shown(unknown[0])}' that the manifest does not have"
+        return None
+
+    # The roster.
+
+    def _read_roster(self) -> None:
+        try:
+            saved = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
+            self.run = str(saved["run"])
+            numbers = {str(name): int(number) for name, number in saved["numbers"].items()}
+            self.addresses = {str(name): str(address) for name, address in saved["addresses"].items()}
+            if self.federation is None:
+                self.federation = Federation.model_validate_json(json.dumps(saved["federation"]))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            what = f"{self.folder / FILE}, which says which node is which client, is damaged"
+            raise InputError(f"{what}; start the run anew in another folder") from None
+        if self.numbers and numbers != self.numbers:
+            raise InputError(f"the manifest has other clients than {self.folder / FILE}; give the run's own manifest")
+        self.numbers = numbers
+
+    def save(self) -> None:
+        """Write the roster into the run's folder."""
+        assert self.federation is not None
+        federation = json.loads(self.federation.model_dump_json())
+        about = {"run": self.run, "numbers": self.numbers, "addresses": self.addresses, "federation": federation}
+        write_text(self.folder / FILE, json.dumps(about, indent=1) + "\n")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
+    return ", ".join(names[:SOME]) + more

@@ -1,0 +1,100 @@
+"""How the server reaches nodes: requests go out, and replies are taken when they are there."""
+
+import socket
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+from fedsieve.config.engine_settings import FederationSettings, SocketSettings
+from fedsieve.errors import InputError
+from fedsieve.federation.frames import Frame, FrameError, receive, send
+
+SOCKET = "node.sock"  # in a node's folder
+
+
+class LinkError(Exception):
+    """A request that gets no reply; the message says why."""
+
+
+class Link(Protocol):
+    def nodes(self) -> list[str]:
+        """The addresses of all nodes that can be reached now."""
+
+    def push(self, node: str, request: Frame, seconds: float) -> str:
+        """Send a request that is worthless after so many seconds; returns its number."""
+
+    def pull(self, requests: Iterable[str]) -> Mapping[str, Frame | LinkError]:
+        """Those replies to these requests that are there, each of them once; waits a little if there is none."""
+
+    def drop(self, requests: Iterable[str]) -> None:
+        """Nobody waits for these replies any more."""
+
+    def close(self) -> None: ...
+
+
+def link_for(settings: FederationSettings, folder: Path) -> Link:
+    """The way to the nodes that the settings describe; `folder` is the run's."""
+    if isinstance(settings, SocketSettings):
+        if not Path(settings.folder).is_dir():
+            raise InputError(f"engine.sockets.folder: {settings.folder} is no folder; give the one with nodes' sockets")
+        return SocketLink(Path(settings.folder))
+    raise InputError("engine: flower is not there yet")
+
+
+class SocketLink:
+    """Nodes on this machine, whose folders lie in one folder. For tests, and to try a federation without Flower."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._replies: dict[str, Frame | LinkError] = {}
+        self._connections: dict[str, socket.socket] = {}
+        self._changed = threading.Condition()
+
+    def nodes(self) -> list[str]:
+        return sorted(path.parent.name for path in self.folder.glob(f"*/{SOCKET}") if self._answers(path))
+
+    def _answers(self, path: Path) -> bool:
+        with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+            connection.connect(str(path))
+            return True
+        return False
+
+    def push(self, node: str, request: Frame, seconds: float) -> str:
+        number, connection = uuid.uuid4().hex, socket.socket(socket.AF_UNIX)
+        self._connections[number] = connection
+        threading.Thread(target=self._ask, args=(number, connection, node, request), daemon=True).start()
+        return number
+
+    def _ask(self, number: str, connection: socket.socket, node: str, request: Frame) -> None:
+        reply: Frame | LinkError
+        try:
+            with connection:
+                connection.connect(str(self.folder / node / SOCKET))
+                send(connection, request)
+                reply = receive(connection)
+        except (OSError, FrameError) as error:
+            reply = LinkError(f"it cannot be reached ({getattr(error, 'strerror', None) or error})")
+        with self._changed:
+            if self._connections.pop(number, None) is not None:
+                self._replies[number] = reply
+            self._changed.notify_all()
+
+    def pull(self, requests: Iterable[str]) -> Mapping[str, Frame | LinkError]:
+        wanted = list(requests)
+        with self._changed:
+            self._changed.wait_for(lambda: any(number in self._replies for number in wanted), timeout=0.2)
+            return {number: self._replies.pop(number) for number in wanted if number in self._replies}
+
+    def drop(self, requests: Iterable[str]) -> None:
+        with self._changed:
+            for number in requests:
+                self._replies.pop(number, None)
+                if (connection := self._connections.pop(number, None)) is not None:
+                    with suppress(OSError):
+                        connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.drop([*self._connections])
