@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
-from fedsieve.data.federation import ClientFacts, Federation
 from fedsieve.data.load import Dataset, Samples
+from fedsieve.data.manifest import ClientFacts, Federation
 from fedsieve.data.roles import Roles, roles_of, roles_of_node, roles_of_server
 from fedsieve.data.shards import read_server_data, read_shard
 from fedsieve.errors import InputError

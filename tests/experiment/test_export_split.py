@@ -10,8 +10,8 @@ from PIL import Image
 
 from fedsieve.config.experiment_file import load_experiment
 from fedsieve.config.schema import Experiment
-from fedsieve.data.federation import must_be_whole, read_federation
 from fedsieve.data.load import load
+from fedsieve.data.manifest import must_be_whole, read_federation
 from fedsieve.data.roles import hold_out_validation, split_training
 from fedsieve.data.shards import read_server_data, read_shard
 from fedsieve.errors import InputError

@@ -103,7 +103,7 @@ class Rounds:
         """A true message decoded, altered in one thing, and encoded again."""
 
         def alter(data: bytes) -> bytes:
-            message = decode(data, self.transport.layout, "update", self.transport._known(), self.transport._redraw)
+            message = decode(data, self.transport.layout, "update", self.transport.known(), self.transport.redraw)
             generator = torch.Generator().manual_seed(0)  # to round to 8 bits
             return bytes(encode(lie(message), self.transport.layout, values or self.values, generator=generator).data)
 

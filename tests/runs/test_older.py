@@ -67,6 +67,11 @@ def test_a_run_starts_from_their_model(fedsieve: Callable, older: Path, start: s
     assert len(read_metrics(Path("next"))) == 2
 
 
+# One of two clients comes late and gets its own mask from the phase's start, whose weights were not counted once. They
+# differ from the current ones where a broadcast of one round does.
+WITH_START = {("active", "edit", 2): 1.5}
+
+
 @pytest.mark.parametrize("name", FINISHED)
 def test_their_experiment_can_be_run_again(name: str, fedsieve: Callable, older: Path, start: str) -> None:
     """The same figures, except the last bits, which depend on the machine."""
@@ -75,7 +80,8 @@ def test_their_experiment_can_be_run_again(name: str, fedsieve: Callable, older:
     for new, old in zip(read_metrics(Path("again")), read_metrics(older / name), strict=True):
         for key in ("train_loss", "val_loss", "drift_mean"):
             assert new[key] == pytest.approx(old[key], rel=1e-3)
-        assert new["clients"] == old["clients"] and new["bytes_down"] == pytest.approx(old["bytes_down"], rel=0.01)
+        down = old["bytes_down"] * WITH_START.get((name, new["phase"], new["round"]), 1.0)
+        assert new["clients"] == old["clients"] and new["bytes_down"] == pytest.approx(down, rel=0.01)
     assert fedsieve("mask", file, start, "phases.0.rounds=1", "--out", "mask")[0] == 0
     assert Path("mask/mask.safetensors").exists()
 

@@ -41,9 +41,9 @@ def node(
     from fedsieve.config.experiment_file import all_paths
     from fedsieve.config.plugins import used
     from fedsieve.data.pictures import shown
-    from fedsieve.federation.frames import LARGEST
     from fedsieve.federation.node import Node, NodeSetup
     from fedsieve.federation.owner import Owner, told_of
+    from fedsieve.federation.socket_frames import LARGEST
 
     if not name.strip() or shown(name) != name or any(one in name for one in "/\\:") or name.startswith("."):
         raise InputError(f"--name '{shown(name)[:60]}' is no plain name; use letters and digits, such as hospital-3")

@@ -22,7 +22,7 @@ from fedsieve.errors import InputError
 from fedsieve.randomness import numpy_generator
 
 if TYPE_CHECKING:
-    from fedsieve.data.federation import Federation
+    from fedsieve.data.manifest import Federation
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from fedsieve.config.schema import Experiment
-from fedsieve.data.federation import (
+from fedsieve.data.load import Dataset, Samples, load
+from fedsieve.data.manifest import (
     MANIFEST,
     ClientFacts,
     Federation,
@@ -18,7 +19,6 @@ from fedsieve.data.federation import (
     digest_of,
     write_federation,
 )
-from fedsieve.data.load import Dataset, Samples, load
 from fedsieve.data.pictures import shown
 from fedsieve.data.roles import fingerprint_of, hold_out_validation, split_training
 from fedsieve.data.shards import write_npz

@@ -24,10 +24,10 @@ from fedsieve.federate.secure_round import KEYS
 from fedsieve.federate.traffic import Traffic
 from fedsieve.federate.transport import ACTIVE, WEIGHTS, Transport
 from fedsieve.federate.types import Answer, Courier, Job
-from fedsieve.federation.frames import Blob, Frame
 from fedsieve.federation.gathering import Gathering
 from fedsieve.federation.links import LinkError
 from fedsieve.federation.node import digest_of
+from fedsieve.federation.socket_frames import Blob, Frame
 from fedsieve.observe.profile import section
 
 AT_SERVER = ("outputs", "score")  # jobs for which no client is needed

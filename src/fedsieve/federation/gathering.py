@@ -10,18 +10,19 @@ from typing import Any
 
 from fedsieve.config.engine_settings import FederationSettings
 from fedsieve.config.schema import Experiment
-from fedsieve.data.federation import ClientFacts, Federation, read_federation
 from fedsieve.data.load import Dataset
+from fedsieve.data.manifest import ClientFacts, Federation, read_federation
 from fedsieve.data.pictures import shown
 from fedsieve.data.shards import read_server_data
 from fedsieve.engine.node_facts import difference, versions
 from fedsieve.errors import InputError
-from fedsieve.federation.frames import Frame
 from fedsieve.federation.links import Link
+from fedsieve.federation.socket_frames import Frame
 from fedsieve.files.atomic import write_text
 
 FILE = "roster.json"
 HELLO = 60.0  # seconds that a node has to say who it is
+OFTEN = 10.0  # seconds between two notes on who is waited for
 SOME = 5  # names in an error
 
 
@@ -79,13 +80,13 @@ class Gathering:
 
     def wait(self) -> Federation:
         """Wait until all nodes have come, or enough of them after some time; what all need to know of the others."""
-        until, told = time.monotonic() + self.settings.wait, 0.0
-        while (missing := self._missing()) and time.monotonic() < until:
+        started = told = time.monotonic()
+        while (missing := self._missing()) and time.monotonic() - started < self.settings.wait:
             self.look()
-            if missing and time.monotonic() - told > 10:
+            if time.monotonic() - told > OFTEN and (missing := self._missing()):
                 told = time.monotonic()
-                self.note(f"waiting for {_listed(missing)}") if told else None
-            if self._missing():
+                self.note(f"waiting for {_listed(missing)}")
+            if missing:
                 time.sleep(0.1)
         for address, reason in self.refused.items():
             raise InputError(f"{address}: {reason}")

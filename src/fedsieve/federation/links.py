@@ -10,7 +10,7 @@ from typing import Protocol
 
 from fedsieve.config.engine_settings import FederationSettings, SocketSettings
 from fedsieve.errors import InputError
-from fedsieve.federation.frames import Frame, FrameError, receive, send
+from fedsieve.federation.socket_frames import Frame, FrameError, receive, send
 
 SOCKET = "node.sock"  # in a node's folder
 

@@ -25,17 +25,17 @@ from fedsieve.config.experiment_file import parse_experiment
 from fedsieve.config.plugins import active
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
-from fedsieve.data.federation import federation_in
+from fedsieve.data.manifest import federation_in
 from fedsieve.data.roles import roles_of_node
 from fedsieve.data.shards import read_shard
 from fedsieve.engine.node_facts import Facts, facts, versions
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import InputError, machine_error
 from fedsieve.federate.blame import reason_of
-from fedsieve.federation.frames import Frame, FrameError, receive, send
 from fedsieve.federation.links import SOCKET
 from fedsieve.federation.node_run import LacksError, NodeRun
 from fedsieve.federation.owner import Owner
+from fedsieve.federation.socket_frames import Frame, FrameError, receive, send
 from fedsieve.observe.callbacks import Callback
 
 RUN = re.compile(r"[0-9a-f]{32}")

@@ -19,9 +19,9 @@ from fedsieve.federate.secure_round import KEYS, SecureUpdates, keys_in
 from fedsieve.federate.transport import ACTIVE, MASK, START, WEIGHTS, Transport
 from fedsieve.federate.types import EXTRA, Answer, Broadcast, Job, State, Task, Update
 from fedsieve.federate.versions import NOTHING, Versions
-from fedsieve.federation.frames import Blob, Frame
 from fedsieve.federation.node_memory import KeptAtNode, NodeStates
 from fedsieve.federation.owner import Owner
+from fedsieve.federation.socket_frames import Blob, Frame
 from fedsieve.model.evaluate import BATCH, joined
 from fedsieve.phase import ClientSide, mask_source, plan
 from fedsieve.privacy.zero_sum import Participant, Roster

@@ -7,7 +7,7 @@ from fedsieve.config.client_settings import FEWEST_SECURE
 from fedsieve.config.schema import Experiment
 from fedsieve.config.settings import option
 from fedsieve.errors import InputError, RunError
-from fedsieve.federation.frames import LARGEST
+from fedsieve.federation.socket_frames import LARGEST
 
 TOLD = ("samples", "classes", "losses")
 

@@ -56,8 +56,8 @@ class Companions:
     metrics_digest: str = EMPTY  # of these bytes
     files: dict[str, str] = field(default_factory=dict)  # digests of files, by their paths in the run's folder
     folder: str = ""  # of the clients' states: also a path in the run's folder
-    are_elsewhere: bool = False  # whether these states are at the clients' nodes
     states: States = field(default_factory=lambda: States.of([]))
+    are_elsewhere: bool = False  # whether these states are at the clients' nodes
 
     def first_damaged(self, run: Path) -> Path | None:
         """The first of these files that is missing or was changed."""
@@ -138,7 +138,7 @@ def load(path: Path) -> Checkpoint:
     changed, seen = _decompressed(tensors["changed"]), _decompressed(tensors["seen"])
     metrics, digest = about["metrics"]
     states, are_elsewhere = States.unpack(tensors), about.get("elsewhere", False)
-    companions = Companions(metrics, digest, about["files"], about["folder"], are_elsewhere, states)
+    companions = Companions(metrics, digest, about["files"], about["folder"], states, are_elsewhere)
     versions = Versions(changed, seen, about["version"])
     method = {name.removeprefix(METHOD): one for name, one in tensors.items() if name.startswith(METHOD)}
     return Checkpoint(progress, tensors["vector"], tensors.get("best"), versions, method, companions, about["first"])

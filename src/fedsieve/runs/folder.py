@@ -203,7 +203,7 @@ class RunFolder:
             return Companions(metrics, digest)
         _, store = self._stores[-1]
         name, are_elsewhere = str(store.folder.relative_to(self.path)), isinstance(store, StoreElsewhere)
-        return Companions(metrics, digest, self._files, name, are_elsewhere, store.states())
+        return Companions(metrics, digest, self._files, name, store.states(), are_elsewhere)
 
     def client_store(self, phase: str, progress: Progress, needs: Sequence[Path] = ()) -> ClientStore:
         """The clients' states in a phase, as they were when `progress` was made.

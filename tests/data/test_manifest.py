@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsieve.config.schema import Experiment
-from fedsieve.data.federation import (
+from fedsieve.data.manifest import (
     ClientFacts,
     Federation,
     ServerFacts,
