@@ -11,6 +11,7 @@ from fedsieve import __version__
 from fedsieve.cli import comparing, federating, reporting, reproducing, running, showing, sweeping
 from fedsieve.cli.caching import cache_app
 from fedsieve.cli.clusters import cluster_app
+from fedsieve.cli.linking import relay_app, superlink_app
 from fedsieve.cli.masking import mask_app
 from fedsieve.errors import INTERRUPTED_ADVICE, InputError, RunError, machine_error
 
@@ -55,6 +56,8 @@ for command in (
 app.add_typer(mask_app, name="mask")
 app.add_typer(cache_app, name="cache")
 app.add_typer(cluster_app, name="cluster")
+app.add_typer(superlink_app, name="superlink")
+app.add_typer(relay_app, name="relay")
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]  # typer brings its own copy of click, or uses the installed one
 

@@ -11,6 +11,11 @@ from pydantic import Discriminator, Field, Tag, field_validator
 from fedsieve.config.settings import Settings, option, with_defaults
 
 
+def is_a_place(text: str) -> bool:
+    """Whether it is HOST:PORT."""
+    return re.fullmatch(r"[^\s/@:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text) is not None
+
+
 class RaySettings(Settings):
     address: str | None = None  # None: a private cluster on this machine; auto: the one that it is a node of
     gpus_per_client: float = Field(0.0, ge=0, le=64)
@@ -20,7 +25,7 @@ class RaySettings(Settings):
     @field_validator("address")
     @classmethod
     def _is_a_place(cls, address: str | None) -> str | None:
-        if address in (None, "auto") or re.fullmatch(r"[^\s/@:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", address or ""):
+        if address in (None, "auto") or is_a_place(address or ""):
             return address
         raise ValueError("use null (a private cluster), auto (the one that this machine is a node of) or HOST:PORT")
 
@@ -53,12 +58,13 @@ class AtSockets(Settings):
 
 
 class FlowerSettings(FederationSettings):
-    superlink: str = "127.0.0.1:8000"  # its Runtime API
+    folder: str = "superlink"  # of `fedsieve superlink make`
+    superlink: str = "127.0.0.1:9091"  # where it listens for the server
 
     @field_validator("superlink")
     @classmethod
     def _is_a_place(cls, address: str) -> str:
-        if re.fullmatch(r"[^\s/@:]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", address):
+        if is_a_place(address):
             return address
         raise ValueError("use HOST:PORT")
 

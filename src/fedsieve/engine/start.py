@@ -103,7 +103,7 @@ def gathered(
     from fedsieve.federation.gathering import Gathering
     from fedsieve.federation.links import link_for
 
-    with closing(link_for(settings, folder)) as link:
+    with closing(link_for(settings, note)) as link:
         gathering = Gathering.begin(link, experiment, folder, note)
         gathering.wait()
         yield gathering

@@ -1,6 +1,7 @@
 """Which nodes are there before a federated run begins: each says who it is, and gets a client's number by its name."""
 
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from fedsieve.federation.socket_frames import Frame
 from fedsieve.files.atomic import write_text
 
 FILE = "roster.json"
+RUN = re.compile(r"[0-9a-f]{32}")  # a run's name
 HELLO = 60.0  # seconds that a node has to say who it is
 OFTEN = 10.0  # seconds between two notes on who is waited for
 SOME = 5  # names in an error
@@ -82,14 +84,13 @@ class Gathering:
         """Wait until all nodes have come, or enough of them after some time; what all need to know of the others."""
         started = told = time.monotonic()
         while (missing := self._missing()) and time.monotonic() - started < self.settings.wait:
-            self.look()
+            came = self.look()
+            self._refuse()
             if time.monotonic() - told > OFTEN and (missing := self._missing()):
                 told = time.monotonic()
                 self.note(f"waiting for {_listed(missing)}")
-            if missing:
+            if not came:
                 time.sleep(0.1)
-        for address, reason in self.refused.items():
-            raise InputError(f"{address}: {reason}")
         present = self.count - len(missing)
         if missing and (present < max(1, self.minimum) or self.federation is None):
             raise InputError(
@@ -102,9 +103,15 @@ class Gathering:
             self.federation = self._by_joining()
         return self.federation
 
+    def _refuse(self) -> None:
+        """InputError for the first node that cannot take part."""
+        for address, reason in self.refused.items():
+            raise InputError(f"{address}: {reason}")
+
     def _missing(self) -> list[str]:
         """Names of clients whose node is not there, or "a node" where they are not known."""
-        missing = [name for name in self.numbers if name not in self.addresses]
+        here = {one.name for one in self.facts.values()}  # the roster may be that of a run that was interrupted
+        missing = [name for name in self.numbers if name not in here]
         return missing + ["another node"] * (self.count - len(self.numbers))
 
     def _by_joining(self) -> Federation:
@@ -143,18 +150,13 @@ class Gathering:
 
     def _heard(self, address: str, reply: Frame) -> str | None:
         """Enter a node into the roster, under the name that it tells."""
+        told = reply.header
         try:
-            told = reply.header
-            counts = told["class_counts"]
-            facts = NodeFacts(
-                address,
-                shown(str(told["name"]))[:100],
-                int(told["samples"]),
-                [str(one) for one in told["classes"]],
-                None if counts is None else [int(one) for one in counts],
-                {name: str(told[name]) for name in versions()},
-            )
-        except (KeyError, TypeError, ValueError):
+            client = ClientFacts(name=told["name"], samples=told["samples"], class_counts=told["class_counts"])
+            classes = Federation(classes=told["classes"], clients=[client]).classes  # with all checks
+            theirs = {name: shown(str(told[name])[:60]) for name in versions()}
+            facts = NodeFacts(address, client.name, client.samples, classes, client.class_counts, theirs)
+        except (KeyError, ValueError):  # pydantic's are ValueErrors
             self.refused[address] = "it does not say who it is"
             return None
         if (reason := self._objection(facts)) is not None:
@@ -168,6 +170,8 @@ class Gathering:
         """Why a node cannot take part."""
         if (reason := difference(versions(), facts.versions, "the server")) is not None:
             return reason
+        if self.link.binds_names and facts.name != facts.address:
+            return f"its key is registered for {facts.address}; start the node with --name {facts.address}"
         bound = self.addresses.get(facts.name)
         if bound is not None and bound != facts.address:
             return f"another node ({bound}) has this name already; give each its own --name"
@@ -179,8 +183,8 @@ class Gathering:
             if facts.samples not in (client.samples, 1):
                 has = f"it has {facts.samples:,} samples, and the manifest says {client.samples:,}"
                 return f"{has}; start it with the data that the manifest was made with"
-            if unknown := [one for one in facts.classes if one not in federation.classes]:
-                return f"it has a class '{shown(unknown[0])}' that the manifest does not have"
+            if unknown := sorted({*facts.classes} - {*federation.classes}):
+                return f"it has a class '{unknown[0][:60]}' that the manifest does not have"
         return None
 
     # The roster.
@@ -190,6 +194,8 @@ class Gathering:
             saved = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
             self.run = str(saved["run"])
             numbers = {str(name): int(number) for name, number in saved["numbers"].items()}
+            if not RUN.fullmatch(self.run) or sorted(numbers.values()) != list(range(len(numbers))):
+                raise ValueError
             self.addresses = {str(name): str(address) for name, address in saved["addresses"].items()}
             if self.federation is None:
                 self.federation = Federation.model_validate_json(json.dumps(saved["federation"]))

@@ -1,16 +1,18 @@
 """How the server reaches nodes: requests go out, and replies are taken when they are there."""
 
+import os
 import socket
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from fedsieve.config.engine_settings import FederationSettings, SocketSettings
+from fedsieve.config.engine_settings import FederationSettings, FlowerSettings, SocketSettings
 from fedsieve.errors import InputError
-from fedsieve.federation.socket_frames import Frame, FrameError, receive, send
+from fedsieve.federation.socket_frames import LARGEST, Frame, FrameError, receive, send
+from fedsieve.federation.superlink_folder import SuperLinkFolder
 
 SOCKET = "node.sock"  # in a node's folder
 
@@ -20,6 +22,9 @@ class LinkError(Exception):
 
 
 class Link(Protocol):
+    binds_names: bool  # whether a node's address is the name that it has to tell
+    largest: int  # bytes of a reply; longer ones are refused
+
     def nodes(self) -> list[str]:
         """The addresses of all nodes that can be reached now."""
 
@@ -35,20 +40,41 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-def link_for(settings: FederationSettings, folder: Path) -> Link:
-    """The way to the nodes that the settings describe; `folder` is the run's."""
-    if isinstance(settings, SocketSettings):
-        if not Path(settings.folder).is_dir():
-            raise InputError(f"engine.sockets.folder: {settings.folder} is no folder; give the one with nodes' sockets")
-        return SocketLink(Path(settings.folder))
-    raise InputError("engine: flower is not there yet")
+def link_for(settings: FederationSettings, note: Callable[[str], None]) -> Link:
+    """The way to the nodes that the settings describe."""
+    if isinstance(settings, FlowerSettings):
+        return _over_flower(settings, note)
+    assert isinstance(settings, SocketSettings)
+    if not Path(settings.folder).is_dir():
+        raise InputError(f"engine.sockets.folder: {settings.folder} is no folder; give the one with nodes' sockets")
+    return SocketLink(Path(settings.folder))
+
+
+def _over_flower(settings: FlowerSettings, note: Callable[[str], None]) -> Link:
+    """Flower is imported by nobody else, since it takes time and may not be installed."""
+    with needs_flower("engine: flower"):
+        from fedsieve.federation.flower_link import FlowerLink
+    return FlowerLink(SuperLinkFolder(Path(settings.folder)), settings.superlink, note)
+
+
+@contextmanager
+def needs_flower(what: str) -> Iterator[None]:
+    """InputError if Flower is not installed, when it is imported; it reports to nobody."""
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    try:
+        yield
+    except ImportError as error:
+        reason = f"{what} needs Flower 1.41, which is not installed ({error})"
+        raise InputError(f"{reason}; pip install 'fedsieve[flower]'") from None
 
 
 class SocketLink:
     """Nodes on this machine, whose folders lie in one folder. For tests, and to try a federation without Flower."""
 
+    binds_names = False
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.largest = folder, LARGEST
         self._replies: dict[str, Frame | LinkError] = {}
         self._connections: dict[str, socket.socket] = {}
         self._changed = threading.Condition()
@@ -74,7 +100,7 @@ class SocketLink:
             with connection:
                 connection.connect(str(self.folder / node / SOCKET))
                 send(connection, request)
-                reply = receive(connection)
+                reply = receive(connection, self.largest)
         except (OSError, FrameError) as error:
             reply = LinkError(f"it cannot be reached ({getattr(error, 'strerror', None) or error})")
         with self._changed:

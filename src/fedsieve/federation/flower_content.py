@@ -1,0 +1,131 @@
+"""Requests and replies as Flower's messages: their header and small blobs in a ConfigRecord, large blobs as arrays.
+
+Flower stores arrays in pieces, each under a hash of its content, so a blob that goes to all nodes is uploaded once.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from fedsieve.federation.socket_frames import LARGEST_HEADER, Blob, Frame, FrameError, header_of
+
+ABOUT, LARGE = "frame", "blobs"
+TYPE = "query.fedsieve"
+SMALL = 1 << 16  # bytes of a blob that needs no object of its own
+PIECE = 5 << 20  # of an array, and some more for its head
+MOST = 16  # objects of a message besides the pieces of its arrays
+
+
+class Arrays:
+    """Blobs as Flower's arrays. A blob that goes to many nodes is made into one once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Blob, Array]] = {}
+
+    def of(self, blob: Blob) -> Array:
+        known = self._made.get(id(blob))
+        if known is None or known[0] is not blob:
+            known = blob, Array(dtype="uint8", shape=(len(blob),), stype="bytes", data=bytes(blob))
+            self._made[id(blob)] = known
+        return known[1]
+
+    def clear(self) -> None:
+        self._made.clear()
+
+
+def content_of(frame: Frame, request: str, arrays: Arrays) -> RecordDict:
+    """A frame as the content of a message; `request` is the number of the request that it is, or replies to."""
+    small = [bytes(blob) if len(blob) <= SMALL else b"" for blob in frame.blobs]
+    large = {str(place): arrays.of(blob) for place, blob in enumerate(frame.blobs) if len(blob) > SMALL}
+    header = json.dumps(frame.header, allow_nan=False).encode()
+    about = ConfigRecord({"request": request, "header": header, "small": small})
+    return RecordDict({ABOUT: about, **({LARGE: ArrayRecord(large)} if large else {})})
+
+
+def frame_in(content: RecordDict, request: str | None = None) -> tuple[str, Frame]:
+    """The request's number and the frame in a message; FrameError if there is none, or if it is of another request."""
+    try:
+        about = content.config_records[ABOUT]
+        number, header, small = about["request"], about["header"], about["small"]
+        if not (isinstance(number, str) and isinstance(header, bytes) and isinstance(small, list)):
+            raise FrameError("the message is no frame")
+        if request is not None and number != request:
+            raise FrameError("it replies to another request")
+        blobs: list[Blob] = [bytes(one) for one in small]
+        for place, array in content.array_records.get(LARGE, {}).items():
+            blobs[int(place)] = array.data
+        return number, Frame(header_of(header), blobs)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise FrameError("the message is no frame") from None
+
+
+@dataclass
+class Outgoing:
+    """Messages as they are pushed: themselves without their content, their objects' trees, and the objects by hash."""
+
+    messages: list[Any]
+    trees: list[Any]
+    objects: dict[str, Any]
+
+    def content(self, object_id: str) -> bytes:
+        with no_object_id_recompute():
+            return bytes(self.objects[object_id].deflate())
+
+
+def outgoing(messages: Iterable[Message]) -> Outgoing:
+    """Each message gets its id, the hash of all that it holds. What several of them hold is hashed once."""
+    found = Outgoing([], [], {})
+    with no_object_id_recompute():
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            found.objects |= get_all_nested_objects(message)
+            found.trees.append(get_object_tree(message))
+            found.messages.append(message_to_proto(remove_content_from_message(message)))
+    return found
+
+
+def pulled(tree: Any, get_object: Callable[[str], bytes | None], largest: int) -> Message | None:
+    """A message, object by object; None if one of them is not uploaded yet.
+
+    FrameError if it is damaged, or if its blobs have more than `largest` bytes.
+    """
+    ids = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
+    if len(ids) > MOST + 2 * (largest // PIECE + 1):
+        raise FrameError(f"the message has {len(ids):,} parts, which is more than {largest:,} bytes would need")
+    contents, size = dict[str, bytes](), 0
+    for one in ids:
+        if (content := get_object(one)) is None:
+            return None
+        contents[one] = content
+        size += len(content)
+        if size > largest + LARGEST_HEADER:
+            raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
+    with damage_named():
+        message = inflate_object_from_contents(tree.object_id, contents)
+    if not isinstance(message, Message):
+        raise FrameError("the message is damaged")
+    return message
+
+
+@contextmanager
+def damage_named() -> Iterator[None]:
+    """Whatever Flower says of bytes that are no message."""
+    try:
+        yield
+    except FrameError:
+        raise
+    except Exception as error:
+        raise FrameError(f"the message is damaged ({type(error).__name__})") from None
