@@ -2,10 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-engines matrix claims browser bench bench-parts bench-costs clean
+.PHONY: demo federation test test-engines matrix claims browser bench bench-parts bench-costs clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
+
+# Five nodes on this machine, with certificates and keys, beside their simulation: about a minute on 2 cores.
+federation: .venv/installed-flower
+	$(BIN)/python scripts/federation.py
 
 test: .venv/installed-dev
 	$(BIN)/ruff check .
@@ -54,6 +58,10 @@ bench-parts: .venv/installed
 
 .venv/installed-dev: .venv/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@ .venv/installed
+
+.venv/installed-flower: .venv/bin/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[flower]'
 	touch $@ .venv/installed
 
 .venv/installed-engines: .venv/installed-dev

@@ -95,6 +95,11 @@ class Transport:
         """The version that last changed a weight out of scope; these weights are frozen in this phase."""
         return self.versions.newest(self.rest)
 
+    @property
+    def longest(self) -> int:
+        """Bytes that no message of a client exceeds: values of 8 bytes and positions, for every vector there is."""
+        return sum(9 * extent.size for extent in self.layout.vectors.values()) + 2**16
+
     # Up: a client's update.
 
     def encode_update(self, update: Update, round: int, state: State) -> tuple[Encoded, State]:

@@ -4,7 +4,7 @@ Flower stores arrays in pieces, each under a hash of its content, so a blob that
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,8 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_body,
+    get_object_head_values_from_object_content,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
@@ -114,10 +116,23 @@ def pulled(tree: Any, get_object: Callable[[str], bytes | None], largest: int) -
         if size > largest + LARGEST_HEADER:
             raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
     with damage_named():
+        if _size(contents) > largest:
+            raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
         message = inflate_object_from_contents(tree.object_id, contents)
     if not isinstance(message, Message):
         raise FrameError("the message is damaged")
     return message
+
+
+def _size(contents: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays, in which one piece may stand many times."""
+    total = 0
+    for content in contents.values():
+        kind, pieces, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            total += sum(len(contents[pieces[place]]) for place in places)
+    return total
 
 
 @contextmanager

@@ -92,13 +92,15 @@ class FlowerLink:
         self._requests: dict[str, Request] = {}  # that wait for a reply
         self._dropped = set[str]()  # Flower's ids of messages whose replies nobody wants
         self._arrays = Arrays()
-        self._numbers: dict[str, int] = {}  # Flower's, by address
+        self._numbers: dict[str, int] = {}  # Flower's, by address, of nodes that were there
         self._pause = SOONEST
         self._ended = threading.Event()
         self._secret = Secret(folder.token)
         try:
             self._begin()
         except httpx.HTTPError as error:
+            if is_forbidden(error):
+                raise InputError(self._other_folder) from None
             raise InputError(NOBODY.format(place, said_of(error), folder.path)) from None
         threading.Thread(target=self._beat, daemon=True).start()
 
@@ -115,6 +117,11 @@ class FlowerLink:
         self.client.PullTaskInput(PullTaskInputRequest())
         self.run_id, self.node = task.task.run_id, Node(node_id=SUPERLINK_NODE_ID)
 
+    @property
+    def _other_folder(self) -> str:
+        what = f"the SuperLink at {self.place} was started with another folder than {self.folder.path}"
+        return f"{what}; give engine.flower.folder the same one"
+
     def _beat(self) -> None:
         """Tell the SuperLink that this run goes on."""
         while not self._ended.wait(HEARTBEAT):
@@ -128,30 +135,39 @@ class FlowerLink:
             try:
                 return call()
             except httpx.HTTPError as error:
-                if isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN:
-                    raise RunError(
-                        f"the SuperLink at {self.place} has another folder than {self.folder.path}"
-                    ) from None
+                if is_forbidden(error):
+                    raise RunError(self._other_folder) from None
                 if time.monotonic() > until:
                     raise RunError(NOBODY.format(self.place, said_of(error), self.folder.path)) from None
                 time.sleep(0.2)
                 with suppress(httpx.HTTPError):
-                    self._begin()
-                    self._numbers.clear()
-                    self._dropped.clear()
-                    for request in self._requests.values():
-                        request.message_id = None
+                    self._begin_again()
+
+    def _begin_again(self) -> None:
+        """At a SuperLink that was started again, once those nodes are back that were there."""
+        self._begin()
+        self._dropped.clear()
+        for request in self._requests.values():
+            request.message_id = None
+        before, until = self._numbers.keys(), time.monotonic() + PATIENCE
+        while before - (found := self._online()).keys() and time.monotonic() < until:
+            time.sleep(0.1)
+        self._numbers = found
+
+    def _online(self) -> dict[str, int]:
+        """Flower's numbers of the nodes that are there, by address."""
+        found = self.client.GetNodes(GetNodesRequest()).nodes
+        return {one.name or f"{one.node_id:x}": one.node_id for one in found}
 
     # What engines use.
 
     def nodes(self) -> list[str]:
-        found = self._trying(lambda: self.client.GetNodes(GetNodesRequest())).nodes
-        if self.binds_names and any(not one.name for one in found):
+        found = self._trying(self._online)
+        if self.binds_names and any(address == f"{number:x}" for address, number in found.items()):
             self.binds_names = False
             self.note("nodes are not authenticated, and messages not encrypted: the SuperLink runs with --insecure")
-        addresses = {one.name or f"{one.node_id:x}": one.node_id for one in found}
-        self._numbers |= addresses
-        return sorted(addresses)
+        self._numbers |= found
+        return sorted(found)
 
     def push(self, node: str, request: Frame, seconds: float) -> str:
         number = uuid.uuid4().hex
@@ -278,6 +294,10 @@ def app() -> bytes:
     with zipfile.ZipFile(data, "w") as archive:
         archive.writestr("pyproject.toml", APP)
     return data.getvalue()
+
+
+def is_forbidden(error: httpx.HTTPError) -> bool:
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN
 
 
 def said_of(error: Exception) -> str:

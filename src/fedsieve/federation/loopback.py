@@ -1,6 +1,7 @@
 """A federation on this machine: a SuperLink, and a node and a relay for each client. To try one, and for tests.
 
-All are processes as on real machines, with certificates and keys. They end with the process that started them.
+All are processes as on real machines, with certificates and keys. They end with the process that started them, however
+that ends, and their folder goes with them.
 """
 
 import ctypes
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -22,13 +24,20 @@ HOST = "127.0.0.1"
 DIES_WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 LIMIT = 60.0  # seconds until a process must be ready
 FAREWELL = 5.0  # seconds that processes have to end by themselves
+PLACE = "/tmp"  # a short name: sockets lie below it, whose paths are short
+# Deletes a folder when the process that holds the other end of its stdin is gone, and so are those that it started.
+JANITOR = "import shutil, sys, time; sys.stdin.read(); time.sleep(0.5); shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 class Loopback:
-    """`shards` is what `fedsieve split --export` has written; everything else goes below `folder`."""
+    """`shards` is what `fedsieve split --export` has written; everything else goes to a temporary folder."""
 
-    def __init__(self, folder: Path, shards: Path, insecure: bool = False) -> None:
-        self.folder, self.shards, self.insecure = folder, shards, insecure
+    def __init__(self, shards: Path, insecure: bool = False) -> None:
+        self.shards, self.insecure = shards, insecure
+        self.folder = folder = Path(tempfile.mkdtemp(prefix="fedsieve-", dir=PLACE))
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", JANITOR, str(folder)], stdin=subprocess.PIPE, start_new_session=True
+        )
         self.manifest = shards / MANIFEST
         self.clients = {one.name: shards / str(one.file) for one in read_federation(self.manifest).clients}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -45,6 +54,11 @@ class Loopback:
         where = f"folder: {self.superlink.path}, superlink: '{HOST}:{self.ports[1]}', manifest: {self.manifest}"
         return f"engine={{flower: {{{where}, wait: 60}}}}"
 
+    @property
+    def place(self) -> str:
+        """Where relays find the SuperLink."""
+        return f"{HOST}:{self.ports[0]}"
+
     # Processes, by name.
 
     def start(self) -> None:
@@ -56,33 +70,33 @@ class Loopback:
     def start_superlink(self) -> None:
         nodes, server = map(str, self.ports)
         how = ["--insecure"] if self.insecure else []
-        self._run(
-            "superlink", "superlink", "start", self.superlink.path, "--port", nodes, "--server-port", server, *how
-        )
-        self._wait("superlink", "nodes at")
+        ports = ["--port", nodes, "--server-port", server]
+        self.start_process("superlink", "superlink", "start", str(self.superlink.path), *ports, *how)
+        self.wait_for("superlink", "nodes at")
 
     def start_nodes(self, names: Iterable[str], *options: str) -> None:
         names = list(names)
         for name in names:
-            place = ["--folder", self.folder / "nodes" / name]
-            self._run(f"node {name}", "node", "--data", self.clients[name], "--name", name, *place, *options)
+            place = str(self.folder / "nodes" / name)
+            data = str(self.clients[name])
+            self.start_process(f"node {name}", "node", "--data", data, "--name", name, "--folder", place, *options)
         for name in names:
-            self._wait(f"node {name}", "ready at")
+            self.wait_for(f"node {name}", "ready at")
 
     def start_relays(self, names: Iterable[str]) -> None:
         names = list(names)
         for name in names:
-            how = ["--ca", self.superlink.files[0], "--key", self.folder / "keys" / name]
+            how = ["--ca", str(self.superlink.files[0]), "--key", str(self.folder / "keys" / name)]
             how = ["--insecure"] if self.insecure else how
-            node = ["--node", self.folder / "nodes" / name]
-            self._run(f"relay {name}", "relay", "start", "--superlink", f"{HOST}:{self.ports[0]}", *node, *how)
+            node = str(self.folder / "nodes" / name)
+            self.start_process(f"relay {name}", "relay", "start", "--superlink", self.place, "--node", node, *how)
         for name in names:
-            self._wait(f"relay {name}", "connected")
+            self.wait_for(f"relay {name}", "connected")
 
-    def _run(self, name: str, *arguments: str | Path) -> None:
+    def start_process(self, name: str, *arguments: str) -> None:
         with self.said(name).open("ab") as said:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "fedsieve", *map(str, arguments)],
+                [sys.executable, "-m", "fedsieve", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=said,
@@ -94,7 +108,7 @@ class Loopback:
         """The file with what a process says."""
         return self.folder / "said" / f"{name.replace(' ', '-')}.log"
 
-    def _wait(self, name: str, text: str) -> None:
+    def wait_for(self, name: str, text: str) -> None:
         """Until a process has said a text, since it was started; RunError if it ends before."""
         until, process, path = time.monotonic() + LIMIT, self.processes[name], self.said(name)
         while text not in (said := path.read_text(encoding="utf-8", errors="replace")):
@@ -121,6 +135,7 @@ class Loopback:
             process.kill()
             process.wait()
         self.processes.clear()
+        self._janitor.communicate()
 
     def __enter__(self) -> "Loopback":
         return self

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -125,7 +125,10 @@ class Superlink:
         return message
 
     def reply(self, request: Message, number: str, frame: Frame) -> None:
-        message = Message(content_of(frame, number, Arrays()), reply_to=request)
+        self.reply_with(request, content_of(frame, number, Arrays()))
+
+    def reply_with(self, request: Message, content: RecordDict) -> None:
+        message = Message(content, reply_to=request)
         batch = outgoing([message])
         run = request.metadata.run_id
         answer = self.client.PushMessages(

@@ -125,7 +125,8 @@ class SuperLink:
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         self.folder, self.insecure, self.note = folder, insecure, note
         self._owner = NOOP_FLWR_AID, NOOP_ACCOUNT_NAME
-        self._registered: dict[str, tuple[bytes, int]] = {}  # by name: the key, and Flower's number of the node
+        self._names: dict[str, str] = {}  # of the nodes that may come, by key as headers have it
+        self._numbers: dict[str, int] = {}  # Flower's, of all nodes that ever might, by key
         config = SuperLinkLifespanConfig(
             control_address="",
             health_server_address=None,
@@ -152,7 +153,6 @@ class SuperLink:
         )
         app = create_app(config, SuperLinkLifespan)
         self._state = app.state.linkstate_factory.state()
-        self._names: dict[str, str] = {}
         self.for_nodes = ForNodes(app, megabytes, None if insecure else self._names, note)
         self.for_server = ForServer(app, folder.token)
 
@@ -160,17 +160,15 @@ class SuperLink:
         """Bring Flower's list of nodes in line with the keys in the folder."""
         if self.insecure:  # nodes register themselves
             return
-        keys = self.folder.nodes()
-        for name, (key, number) in list(self._registered.items()):
-            if keys.get(name) != key:
-                self._state.delete_node(self._owner[0], number)
-                del self._registered[name]
-                self.note(f"{name} is not registered any more")
-        for name in keys.keys() - self._registered.keys():
-            number = self._state.create_node(*self._owner, keys[name], HEARTBEAT, name=name)
-            self._registered[name] = keys[name], number
-        self._names.clear()
-        self._names |= {b64encode(key).decode(): name for name, (key, _) in self._registered.items()}
+        keys = {b64encode(key).decode(): (name, key) for name, key in self.folder.nodes().items()}
+        for key in self._names.keys() - keys.keys():
+            self._state.deactivate_node(self._numbers[key])
+            self.note(f"{self._names.pop(key)} is not registered any more")
+        for key in keys.keys() - self._names.keys():
+            name, public = keys[key]
+            if key not in self._numbers:  # Flower does not take a key twice
+                self._numbers[key] = self._state.create_node(*self._owner, public, HEARTBEAT, name=name)
+            self._names[key] = name
 
 
 def serve(
