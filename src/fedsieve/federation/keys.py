@@ -8,9 +8,11 @@ import datetime
 import ipaddress
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -50,7 +52,8 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     """An authority (ca.crt, ca.key), and a certificate for the names and addresses of the server (server.crt, .key)."""
     authority, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsieve federation")])
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedsieve server")])
+    names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     signing = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
     ca = (
         _certificate(issuer, issuer, authority.public_key())
@@ -60,7 +63,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     )
     certificate = (
         _certificate(issuer, subject, own.public_key())
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(
@@ -90,14 +93,12 @@ def _certificate(issuer: x509.Name, subject: x509.Name, key: ec.EllipticCurvePub
 
 
 def _alternative(host: str) -> x509.GeneralName:
-    try:
+    with suppress(ValueError):
         return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise InputError(f"--host {host} is neither a name nor an address; use one such as fl.example.org") from None
+    with suppress(ValueError):
+        if host.strip():
+            return x509.DNSName(host)
+    raise InputError(f"--host '{host}' is neither a name nor an address; use one such as fl.example.org")
 
 
 # Nodes'.
@@ -119,7 +120,7 @@ def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
         key = load_ssh_private_key(path.read_bytes(), None)
     except OSError as error:
         raise InputError(f"--key {path} cannot be read ({error.strerror}); make one: fedsieve relay key NAME") from None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise InputError(
             f"--key {path} is no private key ({_first(error)}); make one: fedsieve relay key NAME"
         ) from None
@@ -133,7 +134,7 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
         key = load_ssh_public_key(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}); give a node's public key, NAME.pub") from None
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise InputError(f"{path} is no public key ({_first(error)}); give a node's public key, NAME.pub") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != CURVE.name:
         raise InputError(f"{path} is a key of another kind; give one of `fedsieve relay key`")
