@@ -13,6 +13,7 @@ from fedsieve.experiment import run
 from fedsieve.observe.callbacks import Callback
 from fedsieve.randomness import numpy_generator
 from fedsieve.runs.model_file import load_classifier
+from fedsieve.runs.read import read_metrics
 from listeners import Listener
 
 Maker = Callable[..., Experiment]
@@ -41,6 +42,24 @@ def test_each_client_is_evaluated_on_what_it_held_out(experiment: Maker, tmp_pat
     assert result["mean"] == pytest.approx(np.mean(accuracies))
     assert result["worst_tenth"] == pytest.approx(min(accuracies))  # of six clients
     assert result["deviation"] == pytest.approx(np.std(accuracies))
+
+
+def test_without_a_validation_set_clients_evaluate(experiment: Maker, tmp_path: Path) -> None:
+    """Validation is on all that clients hold out, together: whoever has more counts more. The best round goes by it."""
+    changes = ["data.validation=0", "clients.holdout=0.3", "evaluate.keep=best", "phases.1.stop={patience: 1}"]
+    settings = experiment("clients.split={kind: dirichlet, alpha: 0.5, balanced: false}", *changes)
+    result = run(settings, tmp_path / "run")
+    context = RunContext(settings.resolved(), Callback())
+    assert context.held_out is not None and len({len(held) for held in context.held_out}) > 1
+    held = context.training[context.held_out.positions]
+    with torch.no_grad():
+        scores = load_classifier(tmp_path / "run").eval()(context.transform.evaluation(context.data.train.images[held]))
+    labels = context.data.train.labels[held]
+    assert result["val_accuracy"] == pytest.approx(float((scores.argmax(dim=1) == labels).float().mean()))
+    assert result["val_loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(scores, labels)), rel=1e-5)
+    lines = read_metrics(tmp_path / "run")
+    last = [line["val_accuracy"] for line in lines if line["phase"] == "all"]
+    assert result["val_accuracy"] == max(last) and all(line["val_loss"] > 0 for line in lines)
 
 
 @pytest.mark.parametrize("holdout", [0.0, 0.3])

@@ -83,7 +83,8 @@ def run(
         os.environ[SYNCHRONIZE] = "1"
     loaded = time.perf_counter() - started
     terminal = console()
-    with ProgressBar(terminal, f"{experiment} into {folder}", Estimator().phases) as bar:
+    estimate = Estimator().phases if settings.federation is None else None  # what nodes need is not known here
+    with ProgressBar(terminal, f"{experiment} into {folder}", estimate) as bar:
         result = run_experiment(settings, folder, resume, bar)
     terminal.print(result_table(result))
     if result.get("clients"):

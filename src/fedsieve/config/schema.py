@@ -108,12 +108,17 @@ class Experiment(Settings):
             raise ValueError("there is nothing to do: give at least one phase, or a ridge head")
         if "ridge" in names and isinstance(self.model.head, RidgeHead):
             raise ValueError("a ridge head is solved in a phase called 'ridge'; give yours another name")
-        if self.evaluate.keep == "best" and self.data.validation == 0:
-            raise ValueError("evaluate.keep: best needs validation data; set data.validation above 0")
-        if self.data.name in ("folder", "npz") and self.data.path is None:
+        is_validated = self.data.validation or self.clients.holdout
+        if self.evaluate.keep == "best" and not is_validated:
+            raise ValueError(
+                "evaluate.keep: best needs validation data; set data.validation or clients.holdout above 0"
+            )
+        if self.data.name in ("folder", "npz") and self.data.path is None and self.federation is None:
             raise ValueError(f"data.name: {self.data.name} needs data.path, the place where the images lie")
-        if any(phase.stop for phase in self.phases) and self.data.validation == 0:
-            raise ValueError("phases.*.stop goes by validation accuracy; set data.validation above 0")
+        if any(phase.stop for phase in self.phases) and not is_validated:
+            raise ValueError(
+                "phases.*.stop goes by validation accuracy; set data.validation or clients.holdout above 0"
+            )
         if self.device == "cuda" and self.on_ray is not None and not self.on_ray.gpus_per_client:
             raise ValueError(
                 "device: cuda on Ray needs to know how much of a GPU a client takes; set engine.ray.gpus_per_client to "

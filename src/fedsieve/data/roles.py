@@ -93,14 +93,15 @@ def roles_of_server(experiment: Experiment, federation: "Federation", server_dat
     data = server_data or Dataset(nothing_of(federation), nothing_of(federation), federation.classes)
     federation.must_have(data)
     validation = np.arange(len(data.train))
-    if not len(validation):
+    if not len(validation) and not experiment.clients.holdout:
         for key, asks in (
             ("evaluate.keep: best", experiment.evaluate.keep == "best"),
             ("phases.*.stop", any(phase.stop for phase in experiment.phases)),
         ):
             if asks:
                 raise InputError(
-                    f"{key} needs validation images, and the server has none; give it some, or leave it out"
+                    f"{key} needs validation images, and the server has none; set clients.holdout, so that clients "
+                    "evaluate, or leave it out"
                 )
     nobody = [np.empty(0, dtype=np.int64)] * len(federation.clients)
     return _of_federation(experiment, federation, data, validation, nobody, nobody)
@@ -157,7 +158,7 @@ def hold_out_validation(experiment: Experiment, data: Dataset) -> tuple[np.ndarr
     """Positions in the official training set of (what clients train on, the validation set)."""
     labels = data.train.labels.numpy()
     held = round(experiment.data.validation * len(labels))
-    if held == 0 and experiment.evaluate.keep == "best":
+    if held == 0 and experiment.evaluate.keep == "best" and not experiment.clients.holdout:
         raise InputError(
             f"evaluate.keep: best, but data.validation {experiment.data.validation} holds out no image; raise it"
         )
@@ -198,6 +199,11 @@ def hold_out_at_clients(experiment: Experiment, split: Split) -> tuple[Split, Pa
     without = int((counts == 0).sum())
     notes = [f"clients.holdout {share} leaves {without} clients without a sample to evaluate on"] * bool(without)
     return Split(kept, split.notes + notes), held
+
+
+def training_samples(experiment: Experiment, samples: int) -> int:
+    """How many a client with so many samples trains on."""
+    return samples - int(held_counts(experiment.clients.holdout, np.array([samples]))[0])
 
 
 def held_counts(share: float, sizes: np.ndarray) -> np.ndarray:

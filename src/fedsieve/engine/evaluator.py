@@ -1,9 +1,9 @@
 """Scores of the server's weights on validation, test and clients' own samples, computed by an engine."""
 
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 
 import numpy as np
+import torch
 
 from fedsieve.context import RunContext
 from fedsieve.federate.types import Engine, Job
@@ -34,9 +34,12 @@ class Evaluator:
             answers = self.engine.map(jobs)
             return joined((np.frombuffer(answer.data, bool), answer.about["loss"]) for answer in answers)
 
-    def validation(self) -> Score | None:
-        """On the whole validation set."""
-        return self.score("train", self.context.validation)
+    def validation(self, positions: np.ndarray | None = None) -> Score | None:
+        """On the validation set, or these samples of it; if there is none, on all that clients hold out."""
+        context = self.context
+        if context.held_out is not None and not len(context.validation):
+            return self._mean_over_clients()
+        return self.score("train", context.validation if positions is None else positions)
 
     def test(self) -> Score | None:
         return self.score("test", np.arange(len(self.context.data.test)))
@@ -47,19 +50,30 @@ class Evaluator:
         if context.held_out is None:
             test = test or self.test()
             return [None] * len(context.sizes) if test is None else context.by_class_shares(test)
-        if self.engine.courier is not None:
-            return self._told_by_clients()
-        score = self.score("train", context.training[context.held_out.positions])
-        correct = score.correct.numpy() if score is not None else np.empty(0)
-        parts = (correct[start:end] for start, end in pairwise(context.held_out.edges))
-        return [float(part.mean()) if len(part) else None for part in parts]
-
-    def _told_by_clients(self) -> list[float | None]:
-        """Each client's accuracy on its held-out samples, where only the client has them."""
-        about = {"phase": self.phase}
-        told = self.engine.map(Job("evaluate", {**about, "client": one}) for one in range(len(self.context.sizes)))
-        scores = [answer.about for answer in told]
+        scores = self._of_clients()
         return [one["correct"] / one["samples"] if one.get("samples") else None for one in scores]
+
+    def _of_clients(self) -> list[dict[str, float]]:
+        """How many samples each client holds out, how many of them the model gets right, and their mean loss."""
+        held, clients = self.context.held_out, range(len(self.context.sizes))
+        if self.engine.courier is not None:  # only the client has them
+            jobs = (Job("evaluate", {"phase": self.phase, "client": client}) for client in clients)
+            return [answer.about for answer in self.engine.map(jobs)]
+        assert held is not None
+        scores = (self.score("train", self.context.training[own]) for own in held)
+        return [
+            {"samples": len(one.correct), "correct": int(one.correct.sum()), "loss": one.loss} if one else {}
+            for one in scores
+        ]
+
+    def _mean_over_clients(self) -> Score | None:
+        """Over the samples of those clients that tell theirs."""
+        told = [one for one in self._of_clients() if one.get("samples")]
+        count = sum(one["samples"] for one in told)
+        if not count:
+            return None
+        loss = sum(one["samples"] * one["loss"] for one in told)
+        return Score(sum(one["correct"] for one in told) / count, loss / count, torch.empty(0, dtype=torch.bool))
 
     def _outputs(
         self, part: str, positions: np.ndarray | None, depth: int, starts: Iterable[int]

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsieve.config.decorators import KINDS
-from fedsieve.config.engine_settings import RaySettings
+from fedsieve.config.engine_settings import FederationSettings, RaySettings
 from fedsieve.config.schema import Experiment
 from fedsieve.context import Given, RunContext
+from fedsieve.data.load import Dataset
+from fedsieve.data.manifest import Federation, must_be_whole, read_federation
 from fedsieve.data.roles import Roles, roles_of_server
+from fedsieve.data.shards import read_server_data
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.kept import KeptInFolder
 from fedsieve.engine.parcel import CannotTravelError, packed
@@ -109,10 +112,35 @@ def gathered(
         yield gathering
 
 
+def roles_by_manifest(experiment: Experiment) -> Roles | None:
+    """The server's part of the data, without asking any node; None: the experiment is a simulation."""
+    settings = experiment.federation
+    if settings is None:
+        return None
+    check_federation(experiment)
+    if settings.manifest is None:
+        raise InputError(
+            "nodes are asked who they are when a run begins, not before; give engine's manifest, or run it"
+        )
+    federation = read_federation(Path(settings.manifest))
+    return roles_of_server(experiment, federation, server_data(settings, federation))
+
+
 def roles_at_server(experiment: Experiment, gathering: "Gathering") -> Roles:
     """The server's part of the data: validation and test images, or none."""
     assert gathering.federation is not None
-    return roles_of_server(experiment, gathering.federation, gathering.server_data())
+    return roles_of_server(experiment, gathering.federation, server_data(gathering.settings, gathering.federation))
+
+
+def server_data(settings: FederationSettings, federation: Federation) -> Dataset | None:
+    """The validation and test images that lie beside the manifest."""
+    if federation.server is None or settings.manifest is None:
+        return None
+    path = Path(settings.manifest).parent / federation.server.file
+    if not path.exists():
+        raise InputError(f"{path} is not there; copy it beside the manifest, or set `server` to null in the manifest")
+    must_be_whole(path, federation.server)
+    return read_server_data(path, federation.classes)
 
 
 def check_federation(experiment: Experiment) -> None:

@@ -20,8 +20,9 @@ from fedsieve.config.experiment_file import elsewhere
 from fedsieve.config.runnable import with_plugins
 from fedsieve.config.schema import Experiment
 from fedsieve.context import Given, RunContext
+from fedsieve.data.roles import Roles
 from fedsieve.engine.evaluator import Evaluator
-from fedsieve.engine.start import engine_for, gathered, roles_at_server
+from fedsieve.engine.start import engine_for, gathered, roles_at_server, roles_by_manifest
 from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import MachineError, RunError
 from fedsieve.experiment.notes import check_room, notes_on
@@ -168,7 +169,7 @@ def check(experiment: Experiment, out: Path = Path()) -> list[Phase]:
         experiment = known.resolved()
         tracked(experiment, out, Callback())
         configure_torch(experiment)
-        phases = plan(experiment, RunContext(experiment, Callback()))
+        phases = plan(experiment, RunContext(experiment, Callback(), roles=roles_by_manifest(experiment)))
         check_mask_files(experiment, phases)
         check_room(experiment, phases, out)
         return phases
@@ -236,7 +237,7 @@ def evaluate_round(
 ) -> None:
     """Score the new weights on the validation set, and remember them if they are the best so far."""
     evaluate, place = context.experiment.evaluate, f"phase {line['phase']}, round {line['round']}"
-    score = evaluator.score("train", context.validation_sample)
+    score = evaluator.validation(context.validation_sample)
     if score is not None and not math.isfinite(score.loss):
         raise RunError(f"{place}: the validation loss became {score.loss}; {LOWER_LR}")
     if score is not None:
@@ -264,18 +265,20 @@ def evaluate_run(
 
     `plugins` are those that the run was made with. The copies in its folder are not executed unless they are given.
     """
-    recorded = read_result(path)
-    experiment = elsewhere(read_experiment(path).model_copy(update={"engine": "local"}), overrides)
+    recorded, experiment = read_result(path), read_experiment(path)
+    has_manifest = experiment.federation is not None and Path(experiment.federation.manifest or path).is_file()
+    roles = roles_by_manifest(experiment) if has_manifest else None
+    experiment = elsewhere(experiment.model_copy(update={"engine": "local"}), overrides)
     with with_same_plugins(path, experiment, recorded, plugins) as known:
-        return _evaluate(known.resolved(), path, recorded, given)
+        return _evaluate(known.resolved(), path, recorded, given, roles)
 
 
 def _evaluate(
-    experiment: Experiment, path: Path, recorded: dict[str, Any], given: Given
+    experiment: Experiment, path: Path, recorded: dict[str, Any], given: Given, roles: Roles | None
 ) -> dict[str, dict[str, float | None]]:
     configure_torch(experiment)
     classifier = load_classifier(path, given.model)
-    context = RunContext(experiment, Callback(), classifier, given.dataset(experiment.data), given.model)
+    context = RunContext(experiment, Callback(), classifier, given.dataset(experiment.data), given.model, roles)
     phases = plan(experiment, context)
     with engine_for(context, phases, path) as engine:
         publish_phase(engine, phases[0], context.model.vector.clone(), is_whole=True)

@@ -11,10 +11,8 @@ from typing import Any
 
 from fedsieve.config.engine_settings import FederationSettings
 from fedsieve.config.schema import Experiment
-from fedsieve.data.load import Dataset
 from fedsieve.data.manifest import ClientFacts, Federation, read_federation
 from fedsieve.data.pictures import shown
-from fedsieve.data.shards import read_server_data
 from fedsieve.engine.node_facts import difference, versions
 from fedsieve.errors import InputError
 from fedsieve.federation.links import Link
@@ -69,14 +67,6 @@ class Gathering:
             gathering.numbers = {one.name: number for number, one in enumerate(gathering.federation.clients)}
         gathering._read_roster()
         return gathering
-
-    def server_data(self) -> Dataset | None:
-        """The validation and test images that lie beside the manifest."""
-        if self.federation is None or self.federation.server is None:
-            return None
-        assert self.settings.manifest is not None
-        path = Path(self.settings.manifest).parent / self.federation.server.file
-        return read_server_data(path, self.federation.classes) if path.exists() else None
 
     # Before the run.
 
