@@ -1,8 +1,10 @@
 """Certificates and keys: what TLS and Flower accept, and nobody else can read."""
 
+import shutil
 import socket
 import ssl
 import stat
+import subprocess
 import threading
 from pathlib import Path
 
@@ -11,7 +13,14 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from fedsieve.errors import InputError
-from fedsieve.federation.keys import make_certificates, make_key, public_bytes, read_private_key, read_public_key
+from fedsieve.federation.keys import (
+    fingerprint,
+    make_certificates,
+    make_key,
+    public_bytes,
+    read_private_key,
+    read_public_key,
+)
 
 
 def shake_hands(folder: Path, authority: Path, name: str) -> str:
@@ -66,6 +75,13 @@ def test_a_key_and_its_public_half(tmp_path: Path) -> None:
     asymmetric = pytest.importorskip("flwr.supercore.primitives.asymmetric")
     assert asymmetric.public_key_to_bytes(expected) == public_bytes(expected)
     assert public_bytes(asymmetric.bytes_to_public_key(public_bytes(expected))) == public_bytes(expected)
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
+def test_fingerprints_are_those_of_ssh(tmp_path: Path) -> None:
+    public = make_key(tmp_path / "hospital-3")
+    told = subprocess.run(["ssh-keygen", "-l", "-f", str(public)], capture_output=True, text=True, check=True).stdout
+    assert fingerprint(read_public_key(public)) == told.split()[1]
 
 
 def test_keys_that_are_there_are_not_replaced(tmp_path: Path) -> None:

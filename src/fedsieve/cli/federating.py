@@ -35,6 +35,7 @@ def node(
     secure: Annotated[bool, typer.Option("--secure", help="Send updates in secure sums only.")] = False,
     participants: Annotated[int, typer.Option(min=3, help="At least so many in a secure sum.")] = 3,
     check: Annotated[bool, typer.Option("--check", help="Say whether all is in order, and end.")] = False,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="With --check: the relay's private key.")] = None,
     plugins: PluginsOption = None,
 ) -> None:
     """Hold a client's data, model and memory, and train when the server of a federation asks (docs/federation.md)."""
@@ -58,7 +59,7 @@ def node(
         setup = NodeSetup(name, data, place, _local(backbone), _local(init), device, paths, pinned, owner)
         terminal = console()
         if check:
-            _check(setup, terminal)
+            _check(setup, key, terminal)
             return
         resident = Node(setup, lambda text: terminal.print(text, soft_wrap=True, markup=False))
 
@@ -71,11 +72,13 @@ def node(
         resident.serve(lambda: terminal.print(ready, soft_wrap=True, markup=False))
 
 
-def _check(setup: Any, terminal: Any) -> None:
-    """`node --check`: data, model, versions, and the hash of the canary."""
+def _check(setup: Any, key: Path | None, terminal: Any) -> None:
+    """`node --check`: data, model, versions, the hash of the canary, and the key."""
+    from fedsieve.federation.keys import fingerprint, read_private_key
     from fedsieve.federation.node_check import checked
 
-    for name, found in checked(setup).items():
+    keys = {"key": f"{fingerprint(read_private_key(key).public_key())}: {key}"} if key is not None else {}
+    for name, found in (checked(setup) | keys).items():
         terminal.print(f"{name:<10} {found}", soft_wrap=True, markup=False)
 
 

@@ -35,11 +35,12 @@ def add(
     keys: Annotated[list[Path], typer.Argument(metavar="NAME.pub", help="Public keys of nodes, by their names.")],
 ) -> None:
     """Register nodes' keys; a running SuperLink notices within seconds."""
+    from fedsieve.federation.keys import fingerprint, read_public_key
     from fedsieve.federation.superlink_folder import SuperLinkFolder
 
     link = SuperLinkFolder(folder)
     for key in keys:
-        _print(f"{link.add(key)} may come")
+        _print(f"{link.add(key)} may come, with the key {fingerprint(read_public_key(key))}")
 
 
 @superlink_app.command("remove")
@@ -79,9 +80,10 @@ def start_superlink(
 @relay_app.command("key")
 def key(name: Annotated[Path, typer.Argument(metavar="NAME", callback=reachable, help="The node's name.")]) -> None:
     """Make a node's key: NAME, which stays secret, and NAME.pub, for the owner of the server."""
-    from fedsieve.federation.keys import make_key
+    from fedsieve.federation.keys import fingerprint, make_key, read_public_key
 
     public = make_key(name)
+    _print(f"the key {fingerprint(read_public_key(public))}")
     _print(f"written to {name} and {public}; send {public} to the owner of the server")
 
 
@@ -95,6 +97,7 @@ def start_relay(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="No encryption and no authentication, for tests on one machine only.")
     ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Say whether all is in order, and end.")] = False,
 ) -> None:
     """Carry messages until Ctrl-C; the SuperLink and the node may come and go."""
     from fedsieve.config.engine_settings import is_a_place
@@ -122,6 +125,12 @@ def start_relay(
     if insecure:
         _print("warning: --insecure: anybody on the way can read and forge all messages")
     relay.begin()
+    if check:
+        relay.superlink.leave()
+        how = "without encryption" if insecure else f"its certificate is of {ca}, and it knows the key {key}"
+        _print(f"superlink  {superlink}: {how}")
+        _print(f"node       {relay.called()}")
+        return
     _print(f"connected to {superlink}, for the node at {node / SOCKET}")
     relay.run()
 

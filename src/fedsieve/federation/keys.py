@@ -5,8 +5,10 @@ those of ssh; the public half is registered at the server.
 """
 
 import datetime
+import hashlib
 import ipaddress
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -144,6 +146,12 @@ def read_public_key(path: Path) -> ec.EllipticCurvePublicKey:
 def public_bytes(key: ec.EllipticCurvePublicKey) -> bytes:
     """A public key as Flower has it."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> str:
+    """A short text by which people compare keys, as `ssh-keygen -l` prints it."""
+    _, blob, *_ = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).split()
+    return f"SHA256:{b64encode(hashlib.sha256(b64decode(blob)).digest()).decode().rstrip('=')}"
 
 
 def _first(error: Exception) -> str:

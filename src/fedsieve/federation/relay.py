@@ -39,6 +39,7 @@ ALIVE = 10.0  # seconds, in which the SuperLink expects to hear of a relay; the 
 FORGOTTEN = 30.0  # seconds, after which the SuperLink knows that a relay is gone that has not said so
 SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for requests
 UPLOAD = 60.0  # seconds that the server has to upload what it has announced
+HELLO = 5.0  # seconds that a node has to say who it is
 TROUBLE = 2.0  # seconds between two tries to reach a SuperLink that does not answer
 
 
@@ -198,6 +199,13 @@ class Relay:
         self._has_ended = True
         self._woken.set()
 
+    def called(self) -> str:
+        """Which node is at the socket; InputError if there is none."""
+        reply = self._asked(Frame({"do": "hello"}), time.time() + HELLO)
+        if "name" not in reply.header:
+            raise InputError(f"there is no node at {self.socket}; start it first: fedsieve node --folder")
+        return f"{str(reply.header['name'])[:100]}: {self.socket}"
+
     def _step(self) -> None:
         if time.monotonic() - self._beaten > ALIVE / 3:
             self.superlink.beat()
@@ -263,7 +271,7 @@ def trouble(error: Exception, place: str, authority: Path | None) -> str:
     if isinstance(error, httpx.HTTPStatusError):
         return f"the SuperLink at {place} refuses (HTTP {error.response.status_code})"
     said = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
-    return f"the SuperLink at {place} does not answer ({said})"
+    return f"the SuperLink at {place} does not answer ({said}); see that it runs, and that its port can be reached"
 
 
 def some_key() -> ec.EllipticCurvePrivateKey:
