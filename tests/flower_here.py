@@ -49,16 +49,26 @@ class FlowerHere:
         return run(self.experiment(*CLIENTS, *changes), out)
 
 
-class Acting(Listener):
-    """Does something after some rounds, counted over all phases, and keeps the lines of metrics."""
+Act = Callable[[], object]
 
-    def __init__(self, acts: dict[int, Callable[[], object]]) -> None:
+
+class Acting(Listener):
+    """Does something after some rounds, counted over all phases, and keeps the lines of metrics.
+
+    `within` has what to do in a round when so many of its clients have replied: when none has, before they are asked.
+    """
+
+    def __init__(self, acts: dict[int, Act], within: dict[tuple[int, int], Act] | None = None) -> None:
         super().__init__()
-        self.acts, self.lines = acts, list[dict[str, Any]]()
+        self.acts, self.within, self.lines = acts, within or {}, list[dict[str, Any]]()
 
     def round(self, line: dict) -> None:
         self.lines.append(line)
         if (act := self.acts.get(len(self.lines))) is not None:
+            act()
+
+    def client(self, done: int, total: int) -> None:
+        if (act := self.within.pop((len(self.lines) + 1, done), None)) is not None:
             act()
 
 

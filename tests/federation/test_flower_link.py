@@ -55,16 +55,17 @@ def test_numbers_by_the_order_of_coming(flower: FlowerHere, tmp_path: Path) -> N
 
 def test_a_node_is_killed_in_a_round_and_comes_back(flower: FlowerHere, tmp_path: Path) -> None:
     """It is left out, then it gets what it lacks."""
-    listener = Acting(
-        {
-            2: lambda: flower.loopback.kill("node client-2"),
-            4: lambda: flower.start_nodes("client-2"),
-        }
-    )
+    process = flower.loopback.processes["node client-2"]
+    within = {
+        (3, 0): lambda: process.send_signal(signal.SIGSTOP),  # so that it is at its job when it is killed
+        (3, 1): lambda: flower.loopback.kill("node client-2"),
+    }
+    listener = Acting({4: lambda: flower.start_nodes("client-2")}, within)
     run(flower.settings(*REMEMBERS), tmp_path / "run", callback=listener)
-    left_out = [sorted(line["failed"]) for line in listener.lines]
-    assert left_out == [[], [], [2], [2], [], []]
-    assert "the relay does not reach the node" in listener.lines[2]["failed"][2]
+    assert [sorted(line["failed"]) for line in listener.lines] == [[], [], [2], [2], [], []]
+    assert [line["failed"][2].partition(" (")[0] for line in listener.lines[2:4]] == 2 * [
+        "the relay does not reach the node"
+    ]
     assert any("client 2 was left out" in warning for warning in listener.warnings)
 
 
@@ -142,6 +143,19 @@ def test_the_server_is_killed_and_resumed(flower: FlowerHere, tmp_path: Path) ->
 def _lines(out: Path) -> int:
     metrics = out / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def test_in_secret_a_round_is_done_again_without_a_node_that_is_killed(flower: FlowerHere, tmp_path: Path) -> None:
+    """Each attempt has new keys; the sum is that of the four who are left."""
+    process = flower.loopback.processes["node client-2"]
+    within = {
+        (3, 0): lambda: process.send_signal(signal.SIGSTOP),
+        (3, 1): lambda: flower.loopback.kill("node client-2"),
+    }
+    listener = Acting({}, within)
+    run(flower.settings("clients.secure=zero_sum", "phases.0.rounds=4"), tmp_path / "run", callback=listener)
+    assert [sorted(line["failed"]) for line in listener.lines] == [[], [], *4 * [[2]]]
+    assert listener.lines[2]["bytes_up"] > 1.5 * listener.lines[3]["bytes_up"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="needs root, to make a small disk")

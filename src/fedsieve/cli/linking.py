@@ -71,7 +71,10 @@ def start_superlink(
 
     link = SuperLinkFolder(folder)
     with needs_flower("superlink"):
-        from fedsieve.federation.superlink import serve
+        import flwr.superlink  # noqa: F401 (here one is told if it is missing)
+        import uvicorn  # noqa: F401
+    from fedsieve.federation.superlink import serve
+
     if insecure:
         _print("warning: --insecure: anybody who reaches this port can read and forge all messages")
     serve(link, (host, port), server_port, insecure, megabytes, _print)
