@@ -42,31 +42,24 @@ def stored(message: Message) -> tuple[Any, dict[str, bytes]]:
 
 @given(HEADERS, BLOBS)
 def test_a_frame_comes_back_as_it_was(header: dict, blobs: list[bytes]) -> None:
-    tree, objects = stored(message_of(content_of(Frame(header, blobs), "7", Arrays())))
+    tree, objects = stored(message_of(content_of(Frame(header, blobs), Arrays())))
     message = pulled(tree, objects.get, 1 << 30)
     assert message is not None
-    number, frame = frame_in(message.content)
-    assert (number, frame.header, [bytes(one) for one in frame.blobs]) == ("7", header, blobs)
+    frame = frame_in(message.content)
+    assert (frame.header, [bytes(one) for one in frame.blobs]) == (header, blobs)
 
 
 def test_large_blobs_are_stored_once_for_all_nodes() -> None:
     blob, arrays = bytes(2 * PIECE), Arrays()
-    batch = outgoing([message_of(content_of(Frame({"node": node}, [blob]), str(node), arrays)) for node in range(3)])
+    batch = outgoing([message_of(content_of(Frame({"node": node}, [blob]), arrays)) for node in range(3)])
     assert sum(len(batch.content(one)) for one in batch.objects) < 2 * PIECE  # the two pieces are equal, too
     assert len(batch.messages) == len({message.metadata.message_id for message in batch.messages}) == 3
     assert not any(message.content.items for message in batch.messages)
 
 
-def test_a_reply_has_to_be_to_the_request() -> None:
-    content = content_of(Frame({}), "7", Arrays())
-    assert frame_in(content, "7")[0] == "7"
-    with pytest.raises(FrameError, match="another request"):
-        frame_in(content, "8")
-
-
 def test_a_small_message_that_would_become_a_large_one_is_refused() -> None:
     """One piece may stand in an array any number of times."""
-    tree, objects = stored(message_of(content_of(Frame({}, [bytes(50 * PIECE)]), "7", Arrays())))
+    tree, objects = stored(message_of(content_of(Frame({}, [bytes(50 * PIECE)]), Arrays())))
     assert sum(map(len, objects.values())) < 2 * PIECE
     with pytest.raises(FrameError, match="more than the 1,000,000 bytes that are allowed"):
         pulled(tree, objects.get, 1_000_000)
@@ -74,7 +67,7 @@ def test_a_small_message_that_would_become_a_large_one_is_refused() -> None:
 
 def test_what_is_longer_than_allowed_is_not_fetched() -> None:
     blob = b"".join(bytes([number]) * PIECE for number in range(40))
-    tree, objects = stored(message_of(content_of(Frame({}, [blob]), "7", Arrays())))
+    tree, objects = stored(message_of(content_of(Frame({}, [blob]), Arrays())))
     fetched = list[str]()
 
     def get(one: str) -> bytes:
@@ -90,7 +83,7 @@ def test_what_is_longer_than_allowed_is_not_fetched() -> None:
 
 
 def test_an_object_that_is_not_there() -> None:
-    tree, objects = stored(message_of(content_of(Frame({}, [b"1" * (SMALL + 1)]), "7", Arrays())))
+    tree, objects = stored(message_of(content_of(Frame({}, [b"1" * (SMALL + 1)]), Arrays())))
     for missing in objects:
         assert pulled(tree, {name: one for name, one in objects.items() if name != missing}.get, 1 << 30) is None
 
@@ -98,7 +91,7 @@ def test_an_object_that_is_not_there() -> None:
 @given(st.data())
 def test_damaged_objects_are_refused(data: st.DataObject) -> None:
     """Or they are read as another frame: whether it is the right one is not known here."""
-    tree, objects = stored(message_of(content_of(Frame({"a": 1}, [b"1" * 9, b"2" * (SMALL + 1)]), "7", Arrays())))
+    tree, objects = stored(message_of(content_of(Frame({"a": 1}, [b"1" * 9, b"2" * (SMALL + 1)]), Arrays())))
     victim = data.draw(st.sampled_from(sorted(objects)))
     damaged = bytearray(objects[victim])
     how = data.draw(st.sampled_from(["flip", "cut", "other"]))
@@ -111,7 +104,7 @@ def test_damaged_objects_are_refused(data: st.DataObject) -> None:
     try:
         message = pulled(tree, {**objects, victim: bytes(damaged)}.get, 1 << 30)
         assert message is not None
-        number, frame = frame_in(message.content)
-        assert isinstance(number, str) and json.dumps(frame.header) and all(len(one) < 10**6 for one in frame.blobs)
+        frame = frame_in(message.content)
+        assert json.dumps(frame.header) and all(len(one) < 10**6 for one in frame.blobs)
     except FrameError:
         pass

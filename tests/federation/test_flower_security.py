@@ -117,7 +117,7 @@ def test_a_node_that_tells_another_name(flower: FlowerHere, tmp_path: Path) -> N
 # -------------------------------------------------------------------------------- a relay that lies
 
 
-Lie = Callable[[str, Frame, Any], Any]  # of a reply's number, itself and the arrays of its blobs: what is sent
+Lie = Callable[[Any, Frame, Any], Any]  # of the request, the true reply and arrays for its blobs: what is sent
 
 
 @contextmanager
@@ -147,11 +147,11 @@ def rogue(flower: FlowerHere, lies: dict[int, Lie]) -> Iterator[None]:
     one = Rogue(superlink, loopback.folder / "nodes" / ROGUE / SOCKET, 1 << 30, print)
     truth = superlink.reply
 
-    def reply(request: Message, number: str, frame: Frame) -> None:
+    def reply(request: Message, frame: Frame) -> None:
         if one.is_training and (lie := lies.get(one.rounds)) is not None:
-            superlink.reply_with(request, lie(number, frame, Arrays()))
+            superlink.reply_with(request, lie(request, frame, Arrays()))
         else:
-            truth(request, number, frame)
+            truth(request, frame)
 
     superlink.reply = reply  # type: ignore[method-assign]
     one.begin()
@@ -173,20 +173,23 @@ def test_replies_that_are_refused(flower: FlowerHere, tmp_path: Path) -> None:
     large = bytes(range(256)) * (400 << 10)  # 105 MB, of one piece of 5 MB that stands there 20 times
     earlier = list[Frame]()
 
-    def keep(number: str, frame: Frame, arrays: Any) -> Any:
+    def keep(request: Any, frame: Frame, arrays: Any) -> Any:
         earlier.append(frame)
-        return content_of(frame, number, arrays)
+        return content_of(frame, arrays)
 
+    def misnumbered(request: Any, frame: Frame, arrays: Any) -> Any:
+        request.metadata.__dict__["_group_id"] = "0" * 32
+        return content_of(frame, arrays)
+
+    many = [large[one : one + (70 << 10)] + bytes([one]) for one in range(40)]
     lies: dict[int, Lie] = {
         1: keep,
-        2: lambda number, frame, arrays: content_of(earlier[0], number, arrays),
-        3: lambda number, frame, arrays: content_of(frame, "0" * 32, arrays),
-        4: lambda number, frame, arrays: RecordDict({"other": ConfigRecord({"a": 1})}),
-        5: lambda number, frame, arrays: content_of(Frame(frame.header, [large]), number, arrays),
-        6: lambda number, frame, arrays: content_of(
-            Frame(frame.header, [large[one : one + (70 << 10)] + bytes([one]) for one in range(40)]), number, arrays
-        ),
-        7: lambda number, frame, arrays: RecordDict({"frame": ConfigRecord({"request": 1, "header": 2, "small": 3})}),
+        2: lambda request, frame, arrays: content_of(earlier[0], arrays),
+        3: misnumbered,
+        4: lambda request, frame, arrays: RecordDict({"other": ConfigRecord({"a": 1})}),
+        5: lambda request, frame, arrays: content_of(Frame(frame.header, [large]), arrays),
+        6: lambda request, frame, arrays: content_of(Frame(frame.header, many), arrays),
+        7: lambda request, frame, arrays: RecordDict({"frame": ConfigRecord({"header": 2, "small": 3})}),
     }
     listener = Acting({})
     with rogue(flower, lies):

@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -16,25 +17,29 @@ import torch
 from torch import Tensor
 
 from fedsieve.config.plugins import active
+from fedsieve.data.pictures import shown
 from fedsieve.engine.client_runtime import ClientRuntime
-from fedsieve.engine.node_facts import facts
+from fedsieve.engine.node_facts import Facts, facts
 from fedsieve.errors import InputError, RunError
 from fedsieve.federate.blame import reason_of
+from fedsieve.federate.checks import check_number
 from fedsieve.federate.secure_round import KEYS
 from fedsieve.federate.traffic import Traffic
-from fedsieve.federate.transport import ACTIVE, WEIGHTS, Transport
+from fedsieve.federate.transport import ACTIVE, ALL, WEIGHTS, Transport
 from fedsieve.federate.types import Answer, Courier, Job
 from fedsieve.federation.gathering import Gathering
 from fedsieve.federation.links import LinkError
 from fedsieve.federation.node import digest_of
 from fedsieve.federation.socket_frames import Blob, Frame
 from fedsieve.observe.profile import section
+from fedsieve.privacy.zero_sum import Participant, Roster, SecureError
 
 AT_SERVER = ("outputs", "score")  # jobs for which no client is needed
 AHEAD = 4  # replies that are taken before it is their turn
 FAREWELL = 10.0  # seconds
 TRIES = 3  # to bring a node that lacks something up to date
 DIGEST = re.compile(r"[0-9a-f]{32}")
+ENCODING = re.compile(r"[a-z0-9_]{1,20} [a-z0-9_]{1,20}")
 LONGEST_REASON = 300
 
 
@@ -72,6 +77,7 @@ class FederationEngine:
         self._transport: Transport | None = None  # of the current phase
         self._start = digest_of(self.context.model.vector) if self.context.experiment.clients.have_backbone else None
         self._warned: set[str] = set()
+        self._keys: set[bytes] = set()  # all public keys so far; each serves once
 
     @property
     def size(self) -> int:
@@ -118,13 +124,19 @@ class FederationEngine:
             "start": self._start,
         }
 
+    @cached_property
+    def _facts(self) -> Facts:
+        """Of this machine."""
+        return facts(self.context.experiment)
+
     def _compare(self, address: str, theirs: Any) -> None:
         """Warn if a node computes other bits than this machine."""
-        mine = facts(self.context.experiment)
+        mine = self._facts
         canary = theirs.get("canary") if isinstance(theirs, dict) else None
         if canary != mine["canary"] and address not in self._warned:
             self._warned.add(address)
-            described = {key: str(theirs.get(key))[:60] for key in ("cpu", "torch")} if isinstance(theirs, dict) else {}
+            told = theirs if isinstance(theirs, dict) else {}
+            described = {key: shown(str(told.get(key))[:60]) for key in ("cpu", "torch")}
             self.context.callback.warning(
                 f"node {self._called(address)} computes other last bits than the server (there {described.get('cpu')}, "
                 f"torch {described.get('torch')}; here {mine['cpu']}, torch {mine['torch']}); the model will not have "
@@ -137,11 +149,13 @@ class FederationEngine:
 
     def _welcome(self) -> None:
         """Nodes that came since the last job."""
-        for name in self.gathering.look():
-            self._names[self.gathering.numbers[name]] = name
-            for address, reason in self._invite([self.gathering.addresses[name]]).items():
+        gathering = self.gathering
+        if came := gathering.look():
+            self._names |= {gathering.numbers[name]: name for name in came}
+            gathering.save()
+            for address, reason in self._invite([gathering.addresses[name] for name in came]).items():
                 self.context.callback.warning(f"node {self._called(address)} cannot take part: {reason}")
-        for address, reason in self.gathering.refused.items():
+        for address, reason in gathering.refused.items():
             if address not in self._warned:
                 self._warned.add(address)
                 self.context.callback.warning(f"node {address} is not used: {reason}")
@@ -153,10 +167,11 @@ class FederationEngine:
         self.runtime.take(vectors)
 
     def begin(self, transport: Transport) -> None:
-        """From now on messages are those of this phase."""
-        if transport is not self._transport:
-            self._transport = transport
+        """From now on messages are those of this transport's phase; it may have begun with another transport."""
+        if self._transport is None or transport.phase != self._transport.phase:
             self._pending.clear()
+        self._transport = transport
+        self.link.largest = transport.longest
 
     def post(self, client: int, topic: str, message: bytes | bytearray, since: int | None = None) -> None:
         self._pending[client].append(Message(topic, message, since))
@@ -179,6 +194,9 @@ class FederationEngine:
                         self._listen(tickets[number : number + AHEAD])
                 answer, ticket.reply = self._answer(ticket), None
                 ticket.messages.clear()
+                if ticket.job.do == "evaluate" and "failed" in answer.about:
+                    reason = answer.about["failed"]
+                    self.context.callback.warning(f"client {ticket.client} was not evaluated: {reason}")
                 yield answer
         finally:
             self.link.drop([ticket.request for ticket in tickets if ticket.request is not None])
@@ -212,10 +230,10 @@ class FederationEngine:
         ticket.request = self.link.push(address, Frame(header, [one.data for one in ticket.messages]), seconds)
 
     def _address(self, client: int) -> str | None:
-        """Where a client's node is, if it takes part."""
+        """Where a client's node is, if it has come. Whether it takes part shows when it is asked to do something."""
         name = self._names.get(client)
         address = self.gathering.addresses.get(name) if name is not None else None
-        return address if address in self._joined else None
+        return address if address in self.gathering.facts else None
 
     # What they reply.
 
@@ -238,11 +256,10 @@ class FederationEngine:
     def _ask_again(self, ticket: Ticket, lacks: str) -> None:
         """A node that was started again, or was left behind by a server that was, gets everything."""
         assert self._transport is not None
-        if lacks == "run" and (address := self._address(ticket.client)) is not None:
-            self._joined.discard(address)
-            if problems := self._invite([address]):
-                ticket.reply = LinkError(problems[address])
-                return
+        address = self._address(ticket.client)
+        if lacks == "run" and address is not None and (problems := self._invite([address])):
+            ticket.reply = LinkError(problems[address])
+            return
         kept = [one for one in ticket.messages if one.topic in (ACTIVE, KEYS)]
         everything = self._transport.everything(self.runtime.vectors)
         ticket.messages = [*(Message(topic, data) for topic, data in everything), *kept]
@@ -262,7 +279,7 @@ class FederationEngine:
                 raise RunError(problem)
             about, data = reply.header["about"], reply.blobs[0]
             if "failed" in about:
-                raise RunError(str(about["failed"])[:LONGEST_REASON])
+                raise RunError(_one_line(about["failed"]))
             return self._read(job, ticket.client, about, data)
         except Exception as error:
             return Answer({"failed": reason_of(error)})
@@ -271,7 +288,7 @@ class FederationEngine:
         transport = self._transport
         assert transport is not None
         remembers = about.get("remembers")
-        if remembers is not None and not DIGEST.fullmatch(str(remembers)):
+        if remembers is not None and not (isinstance(remembers, str) and DIGEST.fullmatch(remembers)):
             raise RunError("it does not say what it remembers")
         if job.do == "loss":
             return Answer({"loss": transport.decode_loss(data, client)})
@@ -280,11 +297,38 @@ class FederationEngine:
             scores = transport.decode_scores(data, client, name).float().contiguous()
             return Answer({"remembers": remembers}, scores.numpy())
         if job.do == "evaluate":
-            return Answer({key: float(about[key]) for key in ("samples", "correct", "loss")})
+            return self._score(client, about)
         if job.do == "key":
+            self._check_key(client, bytes(data))
             return Answer({}, data)
-        encodings = [str(one)[:40] for one in about["encodings"]][:16]
+        encodings = about["encodings"]
+        is_list = isinstance(encodings, list) and len(encodings) <= len(transport.replies)
+        if not is_list or not all(isinstance(one, str) and ENCODING.fullmatch(one) for one in encodings):
+            raise RunError("it does not say how its update is encoded")
         return Answer({"encodings": encodings, "remembers": remembers}, data)
+
+    def _score(self, client: int, about: dict[str, Any]) -> Answer:
+        """What a client says of the model on its held-out samples, if it can be true."""
+        samples, correct, loss = (about[key] for key in ("samples", "correct", "loss"))
+        assert self.gathering.federation is not None
+        held = int(self.gathering.federation.samples[client] - self.context.sizes[client])
+        if type(samples) is not int or samples != held:
+            raise RunError(f"it was evaluated on other samples than the {held} that it holds out")
+        if type(correct) is not int or not 0 <= correct <= samples:
+            raise RunError(f"it does not say how many of its {samples} samples are right")
+        check_number("loss", float(loss))
+        return Answer({"samples": samples, "correct": correct, "loss": float(loss)})
+
+    def _check_key(self, client: int, key: bytes) -> None:
+        """RunError for a public key that would make the others refuse to take part: invalid, or another client's."""
+        probe = Participant(ALL)
+        try:
+            probe.stream_key(client, Roster("", {ALL: probe.public_key, client: key}))
+        except SecureError:
+            raise RunError("its public key is not valid") from None
+        if key in self._keys:
+            raise RunError("its public key was used before")
+        self._keys.add(key)
 
     def end(self) -> None:
         """Tell nodes that the run is finished: they need to remember nothing of it any more."""
@@ -302,5 +346,10 @@ def _refusal_in(reply: Frame) -> str | None:
     """Why a node did not do what it was asked to."""
     for key in ("refused", "failed"):
         if key in reply.header:
-            return str(reply.header[key])[:LONGEST_REASON]
-    return f"it lacks the {str(reply.header['lacks'])[:40]}" if "lacks" in reply.header else None
+            return _one_line(reply.header[key])
+    return f"it lacks the {_one_line(reply.header['lacks'])}" if "lacks" in reply.header else None
+
+
+def _one_line(reason: Any) -> str:
+    """What a node gives as a reason, so that it can be printed."""
+    return shown(" ".join(str(reason)[:LONGEST_REASON].split()))

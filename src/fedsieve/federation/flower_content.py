@@ -48,28 +48,25 @@ class Arrays:
         self._made.clear()
 
 
-def content_of(frame: Frame, request: str, arrays: Arrays) -> RecordDict:
-    """A frame as the content of a message; `request` is the number of the request that it is, or replies to."""
+def content_of(frame: Frame, arrays: Arrays) -> RecordDict:
+    """A frame as the content of a message."""
     small = [bytes(blob) if len(blob) <= SMALL else b"" for blob in frame.blobs]
     large = {str(place): arrays.of(blob) for place, blob in enumerate(frame.blobs) if len(blob) > SMALL}
     header = json.dumps(frame.header, allow_nan=False).encode()
-    about = ConfigRecord({"request": request, "header": header, "small": small})
+    about = ConfigRecord({"header": header, "small": small})
     return RecordDict({ABOUT: about, **({LARGE: ArrayRecord(large)} if large else {})})
 
 
-def frame_in(content: RecordDict, request: str | None = None) -> tuple[str, Frame]:
-    """The request's number and the frame in a message; FrameError if there is none, or if it is of another request."""
+def frame_in(content: RecordDict) -> Frame:
+    """The frame in a message; FrameError if there is none."""
     try:
-        about = content.config_records[ABOUT]
-        number, header, small = about["request"], about["header"], about["small"]
-        if not (isinstance(number, str) and isinstance(header, bytes) and isinstance(small, list)):
+        header, small = (content.config_records[ABOUT][name] for name in ("header", "small"))
+        if not (isinstance(header, bytes) and isinstance(small, list)):
             raise FrameError("the message is no frame")
-        if request is not None and number != request:
-            raise FrameError("it replies to another request")
         blobs: list[Blob] = [bytes(one) for one in small]
         for place, array in content.array_records.get(LARGE, {}).items():
             blobs[int(place)] = array.data
-        return number, Frame(header_of(header), blobs)
+        return Frame(header_of(header), blobs)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise FrameError("the message is no frame") from None
 

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx
@@ -35,7 +36,7 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supercore.runtime import RuntimeHttpClient
 
 from fedsieve.errors import InputError, RunError
-from fedsieve.federation.flower_content import TYPE, Arrays, content_of, frame_in, outgoing, pulled
+from fedsieve.federation.flower_content import TYPE, Arrays, Outgoing, content_of, frame_in, outgoing, pulled
 from fedsieve.federation.links import LinkError
 from fedsieve.federation.socket_frames import Frame, FrameError
 from fedsieve.federation.superlink_folder import TOKEN_HEADER, SuperLinkFolder
@@ -43,6 +44,7 @@ from fedsieve.federation.superlink_folder import TOKEN_HEADER, SuperLinkFolder
 HEARTBEAT = 10.0  # seconds
 PATIENCE = 20.0  # seconds without a SuperLink
 SOONEST, LATEST = 0.02, 0.25  # seconds between two looks for replies
+REFUSED = ""  # instead of a message's id
 SMALL_REPLY = 1 << 22  # bytes; what is longer has to be expected
 NOBODY = "the SuperLink at {} does not answer ({}); start it with `fedsieve superlink start {}`"
 APP = """
@@ -78,7 +80,7 @@ class Request:
     node: str
     frame: Frame
     until: float
-    message_id: str | None = None  # None: not pushed yet
+    message_id: str | None = None  # Flower's; None: not pushed yet
 
 
 class FlowerLink:
@@ -140,8 +142,9 @@ class FlowerLink:
                 if time.monotonic() > until:
                     raise RunError(NOBODY.format(self.place, said_of(error), self.folder.path)) from None
                 time.sleep(0.2)
-                with suppress(httpx.HTTPError):
-                    self._begin_again()
+                if isinstance(error, httpx.HTTPStatusError):  # it is there, and does not know this run
+                    with suppress(httpx.HTTPError):
+                        self._begin_again()
 
     def _begin_again(self) -> None:
         """At a SuperLink that was started again, once those nodes are back that were there."""
@@ -176,15 +179,13 @@ class FlowerLink:
 
     def pull(self, requests: Iterable[str]) -> Mapping[str, Frame | LinkError]:
         self._flush()
-        waiting = {
-            one.message_id: number
-            for number in requests
-            if (one := self._requests.get(number)) is not None and one.message_id is not None
+        wanted = {number: self._requests[number] for number in requests if number in self._requests}
+        replies: dict[str, Frame | LinkError] = {
+            number: LinkError("its node is not registered at the SuperLink")
+            for number, one in wanted.items()
+            if one.message_id == REFUSED
         }
-        replies: dict[str, Frame | LinkError] = {}
-        for number, one in self._requests.items():
-            if one.message_id == "":
-                replies[number] = LinkError("its node is not registered at the SuperLink")
+        waiting = {one.message_id: number for number, one in wanted.items() if one.message_id}
         if waiting or self._dropped:
             replies |= self._trying(lambda: self._taken(waiting))
         for number in replies:
@@ -209,13 +210,20 @@ class FlowerLink:
 
     def _flush(self) -> None:
         """Push what was not pushed yet, all at once, so that what several nodes get is sent to the SuperLink once."""
-        new = {number: one for number, one in self._requests.items() if one.message_id is None}
-        if new:
-            self._trying(lambda: self._pushed(new))
-            self._arrays.clear()
+        for one in self._requests.values():
+            if one.message_id is None and one.node not in self._numbers:
+                one.message_id = REFUSED
+        while new := {number: one for number, one in self._requests.items() if one.message_id is None}:
+            run, batch = self.run_id, outgoing(self._message(number, one) for number, one in new.items())
+            ids = self._trying(partial(self._pushed, run, batch))  # the same messages, if it is tried again
+            for one, message_id in zip(new.values(), ids, strict=True):
+                one.message_id = message_id
+        self._arrays.clear()
 
-    def _pushed(self, requests: Mapping[str, Request]) -> None:
-        batch = outgoing(self._message(number, one) for number, one in requests.items())
+    def _pushed(self, run: int, batch: Outgoing) -> list[str | None]:
+        """The ids of messages that were pushed, REFUSED for those that cannot be; None if the run is over."""
+        if run != self.run_id:
+            return [None] * len(batch.messages)
         reply = self.client.PushMessages(
             PushAppMessagesRequest(messages_list=batch.messages, message_object_trees=batch.trees)
         )
@@ -223,28 +231,27 @@ class FlowerLink:
             self.client.PushObject(
                 PushObjectRequest(
                     node=self.node,
-                    run_id=self.run_id,
+                    run_id=run,
                     object_id=object_id,
                     object_content=batch.content(object_id),
                     session_id=reply.session_id,
                 )
             )
-        for one, message_id in zip(requests.values(), reply.message_ids, strict=True):
-            one.message_id = message_id
+        return list(reply.message_ids)
 
     def _message(self, number: str, request: Request) -> Message:
         about = Metadata(
             run_id=self.run_id,
             message_id="",
             src_node_id=SUPERLINK_NODE_ID,
-            dst_node_id=self._numbers.get(request.node, SUPERLINK_NODE_ID),
+            dst_node_id=self._numbers[request.node],
             reply_to_message_id="",
-            group_id="",
+            group_id=number,  # nobody but the node gets to know it, and its reply has it too
             created_at=time.time(),
             ttl=max(1.0, request.until - time.time()),
             message_type=TYPE,
         )
-        return make_message(about, content_of(request.frame, number, self._arrays))
+        return make_message(about, content_of(request.frame, self._arrays))
 
     def _taken(self, waiting: Mapping[str, str]) -> dict[str, Frame | LinkError]:
         """Replies to these messages that are there, by number; those that nobody wants are deleted."""
@@ -263,16 +270,18 @@ class FlowerLink:
         return found
 
     def _read(self, proto: Any, tree: Any, number: str) -> Frame | LinkError:
+        """The reply to a request."""
         try:
             message = message_from_proto(proto)
+            if not message.has_error():
+                if message.metadata.group_id != number:
+                    raise FrameError("it replies to another request")
+                if (whole := pulled(tree, self._object, self.largest)) is None:
+                    return LinkError("its relay left while it sent a reply")
+                message = whole
             if message.has_error():
                 return LinkError(f"its relay is gone ({first_line(message.error.reason)})")
-            message_or_none = pulled(tree, self._object, self.largest)
-            if message_or_none is None:
-                return LinkError("its relay left while it sent a reply")
-            if message_or_none.has_error():
-                return LinkError(f"its relay is gone ({first_line(message_or_none.error.reason)})")
-            return frame_in(message_or_none.content, number)[1]
+            return frame_in(message.content)
         except FrameError as error:
             return LinkError(f"it sent a damaged reply: {error}")
 

@@ -4,12 +4,14 @@ It holds the data, the model, what the client remembers and its masks. Connectio
 by the main thread, one after another, since torch's settings are those of a thread.
 """
 
+import errno
 import fcntl
 import queue
 import re
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,7 +28,8 @@ from fedsieve.config.plugins import active
 from fedsieve.config.schema import Experiment
 from fedsieve.context import RunContext
 from fedsieve.data.manifest import federation_in
-from fedsieve.data.roles import roles_of_node
+from fedsieve.data.pictures import shown
+from fedsieve.data.roles import roles_of_node, training_samples
 from fedsieve.data.shards import read_shard
 from fedsieve.engine.node_facts import Facts, facts, versions
 from fedsieve.engine.torch_setup import configure_torch
@@ -35,10 +38,13 @@ from fedsieve.federate.blame import reason_of
 from fedsieve.federation.links import SOCKET
 from fedsieve.federation.node_run import LacksError, NodeRun
 from fedsieve.federation.owner import Owner
-from fedsieve.federation.socket_frames import Frame, FrameError, receive, send
+from fedsieve.federation.socket_frames import PIECE, Frame, FrameError, receive, send
 from fedsieve.observe.callbacks import Callback
 
 RUN = re.compile(r"[0-9a-f]{32}")
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # for another connection
+FILES = (".pth", ".pt", ".bin", ".safetensors")  # of backbones
+PATIENCE = 10.0  # seconds, with what was refused
 LONGEST_PATH = 100  # of a socket's name, on every system
 
 
@@ -87,9 +93,9 @@ class Node:
         self.run_id = ""
         self._visits: queue.Queue[Visit | None] = queue.Queue()
         self._lock: IO[str] | None = None
-        self._take_folder()
         samples, classes = read_shard(setup.data, DataSettings(image_size=32))
         counts = np.bincount(samples.labels.numpy(), minlength=len(classes)).tolist()
+        self._take_folder()
         tells = setup.owner.tells
         self.about: Facts = {
             "name": setup.name,
@@ -106,7 +112,10 @@ class Node:
         if len(str(self.setup.socket.absolute())) > LONGEST_PATH:
             raise InputError(f"--folder {folder} is too long a name for a socket; use a shorter one")
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not folder.exists():
+                folder.mkdir(parents=True)
+                folder.chmod(0o710)  # the relay, perhaps of another user in the same group, may open the socket
+            (folder / "runs").mkdir(mode=0o700, exist_ok=True)
             self._lock = (folder / ".lock").open("w", encoding="utf-8")
         except OSError as error:
             raise InputError(f"--folder {folder} cannot be made ({error.strerror}); give another one") from None
@@ -119,13 +128,8 @@ class Node:
 
     def serve(self, ready: Callable[[], None] = lambda: None) -> None:
         """Answer until `stop` is called."""
-        path = self.setup.socket.absolute()
-        path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            path.chmod(0o660)  # the relay may be of another user in the same group
-            listener.listen()
-            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+            self.listen(listener)
             try:
                 ready()
                 while (visit := self._visits.get()) is not None:
@@ -133,16 +137,35 @@ class Node:
                         visit.reply = self._answered(visit.request)
                     visit.done.set()
             finally:
-                path.unlink(missing_ok=True)
+                self.setup.socket.unlink(missing_ok=True)
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections; their requests wait for the main thread."""
+        path = self.setup.socket.absolute()
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        path.chmod(0o660)  # the relay may be of another user in the same group
+        listener.listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def stop(self) -> None:
         self._visits.put(None)
 
+    def close(self) -> None:
+        """Let another node have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+
     def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # closed
-            while True:
+        while True:
+            try:
                 connection, _ = listener.accept()
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except OSError as error:
+                if error.errno not in NO_ROOM:  # closed
+                    return
+                time.sleep(0.1)  # until others have ended
+                continue
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         """One connection: requests and replies in turn."""
@@ -152,6 +175,7 @@ class Node:
                     request = receive(connection, self.setup.owner.message)
                 except FrameError as error:
                     send(connection, Frame({"refused": str(error)}))
+                    _drain(connection)
                     return
                 if request.header.get("do") == "hello":  # also while a job is done
                     send(connection, Frame(self.about))
@@ -184,7 +208,7 @@ class Node:
             return Frame({"refused": reason_of(error)})
         except Exception as error:
             known = machine_error(error)
-            self.note(f"{request.header.get('do')}: {reason_of(known or error)}")
+            self.note(shown(f"{str(request.header.get('do'))[:40]}: {reason_of(known or error)}"))
             return Frame({"failed": reason_of(known or error)})
 
     def _join(self, header: dict[str, Any], run: str) -> dict[str, Any]:
@@ -192,16 +216,20 @@ class Node:
         self.run = None
         setup, client = self.setup, int(header["client"])
         federation = federation_in(str(header["federation"]), "the server")
+        if not 0 <= client < len(federation.clients) or federation.clients[client].name != setup.name:
+            raise InputError(f"the server says that it is client {client}, which is another one")
         experiment = self._experiment(str(header["experiment"]), dict(header["plugins"]))
         configure_torch(experiment)
         samples, _ = read_shard(setup.data, experiment.data, federation.classes, federation.image_shape)
-        if "samples" not in setup.owner.tells:  # the server believes that there is one
+        told = training_samples(experiment, federation.clients[client].samples)
+        if "samples" not in setup.owner.tells:  # the server goes by the manifest, or believes that there is one
             federation = federation.with_samples(client, len(samples))
         roles = roles_of_node(experiment, federation, samples, client)
         context = RunContext(experiment, Callback(), roles=roles)
         if header["start"] is not None and digest_of(context.model.vector) != header["start"]:
             raise InputError("its model begins with other weights than the server's; give --backbone the same file")
-        self.run, self.run_id = NodeRun(context, setup.folder / "runs" / run, client, setup.owner), run
+        folder = setup.folder / "runs" / run
+        self.run, self.run_id = NodeRun(context, folder, client, setup.owner, told), run
         self.note(f"takes part in run {run[:8]} as client {client}")
         return {"facts": facts(experiment)}
 
@@ -216,7 +244,7 @@ class Node:
             if mine[name] != digest:
                 raise InputError(f"its plugin {name} is not the same as the server's; use the same file")
         theirs = parse_experiment(text, "the server's experiment")
-        if setup.pinned is not None and not setup.pinned.same_outcome(theirs):
+        if setup.pinned is not None and not _anywhere(setup.pinned).same_outcome(_anywhere(theirs)):
             raise InputError("the server runs another experiment than the one that its owner allows (--experiment)")
         if (reason := setup.owner.refusal(theirs)) is not None:
             raise InputError(reason)
@@ -224,7 +252,7 @@ class Node:
         for key, place in (("backbone", setup.backbone), ("init", setup.init)):
             if place is not None:
                 model = model.model_copy(update={key: place})
-            elif (wanted := getattr(model, key)) is not None and str(wanted).startswith("/"):
+            elif (wanted := getattr(model, key)) is not None and (key == "init" or _is_place(wanted)):
                 raise InputError(f"it does not know where its file for model.{key} lies; start it with --{key} FILE")
         device = setup.device or theirs.device
         update = {"model": model, "device": device, "plugins": (), "engine": "local", "workers": 1, "track": ()}
@@ -236,6 +264,37 @@ class Node:
         shutil.rmtree(self.setup.folder / "runs" / run, ignore_errors=True)
         self.note(f"run {run[:8]} is finished")
         return {}
+
+
+def _drain(connection: socket.socket) -> None:
+    """Let the other end send the rest of what was refused, for else it would not read why."""
+    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(PATIENCE)
+    while connection.recv(PIECE):
+        pass
+
+
+def _is_place(backbone: str) -> bool:
+    """Whether a backbone's name would open a file or a folder here, which the server has no business to choose."""
+    path = Path(backbone)
+    return backbone.startswith(("/", ".", "~")) or path.suffix in FILES or (backbone != "pico" and path.exists())
+
+
+def _anywhere(experiment: Experiment) -> Experiment:
+    """Without what depends on the machine: where files lie, and its device."""
+    model, names = experiment.model, {}
+    for key in ("backbone", "init"):
+        if (place := getattr(model, key)) is not None:
+            names[key] = Path(place).name
+    phases = tuple(
+        phase.model_copy(update={"mask": phase.mask.model_copy(update={"file": Path(phase.mask.file).name})})
+        if phase.mask is not None and phase.mask.file is not None
+        else phase
+        for phase in experiment.phases
+    )
+    data = experiment.data.model_copy(update={"path": None})
+    update = {"model": model.model_copy(update=names), "phases": phases, "data": data, "device": "auto"}
+    return experiment.model_copy(update=update)
 
 
 def digest_of(vector: Tensor) -> str:

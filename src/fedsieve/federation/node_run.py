@@ -12,8 +12,10 @@ from torch import Tensor
 from xxhash import xxh3_128
 
 from fedsieve.context import RunContext
+from fedsieve.data.pictures import shown
 from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.errors import RunError
+from fedsieve.federate.checks import check_number
 from fedsieve.federate.receiver import Receiver
 from fedsieve.federate.secure_round import KEYS, SecureUpdates, keys_in
 from fedsieve.federate.transport import ACTIVE, MASK, START, WEIGHTS, Transport
@@ -47,9 +49,9 @@ class Sent:
 class NodeRuntime(ClientRuntime):
     """Does the jobs of one client. What it trained last is kept, in case the server asks for it again."""
 
-    def __init__(self, context: RunContext, folder: Path, owner: Owner) -> None:
+    def __init__(self, context: RunContext, folder: Path, owner: Owner, told: int) -> None:
         super().__init__(context, plan(context.experiment, context), KeptAtNode(folder))
-        self.owner = owner
+        self.owner, self.told = owner, told
         self.participants: OrderedDict[str, Participant] = OrderedDict()  # with unused keys, by the place of use
         self._last: tuple[str, Update, State] | None = None
         self._handlers = {name: self._handlers[name] for name in JOBS if name in self._handlers}
@@ -74,6 +76,7 @@ class NodeRuntime(ClientRuntime):
         batches = (positions[first : first + BATCH] for first in range(0, len(positions), BATCH))
         scores = (context.score("train", batch, depth) for batch in batches)
         score = joined((correct.numpy(), loss) for correct, loss in scores)
+        check_number("loss", score.loss)
         correct = int(score.correct.count_nonzero())
         return Answer({"samples": len(positions), "correct": correct, "loss": float(score.loss)})
 
@@ -88,8 +91,7 @@ class NodeRuntime(ClientRuntime):
             self._last = key, *super()._trained(side, task, remembered)
         _, update, state = self._last
         vectors = {name: vector.clone() for name, vector in update.vectors.items()}
-        samples = update.samples if "samples" in self.owner.tells else 1
-        return replace(update, vectors=vectors, metrics=dict(update.metrics), samples=samples), state
+        return replace(update, vectors=vectors, metrics=dict(update.metrics), samples=self.told), state
 
     def _encoded(
         self, side: ClientSide, update: Update, broadcast: Broadcast, remembered: State, secret: dict[str, Any] | None
@@ -107,9 +109,10 @@ class NodeRuntime(ClientRuntime):
 class NodeRun:
     """One run, as a node takes part in it."""
 
-    def __init__(self, context: RunContext, folder: Path, client: int, owner: Owner) -> None:
+    def __init__(self, context: RunContext, folder: Path, client: int, owner: Owner, told: int) -> None:
+        """`told` is the number of samples that the server knows of."""
         self.context, self.client, self.owner = context, client, owner
-        self.runtime = NodeRuntime(context, folder, owner)
+        self.runtime = NodeRuntime(context, folder, owner, told)
         self._held: OrderedDict[int, Tensor] = OrderedDict({NOTHING: context.model.vector.clone()})
         self._version = NOTHING
         self._phase: int | None = None
@@ -130,11 +133,17 @@ class NodeRun:
     def _job(self, header: Mapping[str, Any]) -> Job:
         about = dict(header["about"])
         if about.get("client") != self.client:
-            raise RunError(f"the request is for client {about.get('client')}, and this is client {self.client}")
+            raise RunError(f"the request is for another client; this is client {self.client}")
         if header["do"] not in JOBS:
-            raise RunError(f"it does not do '{header['do']}'; it does {', '.join(JOBS)}")
-        if not 0 <= int(about["phase"]) < len(self.runtime.phases):
-            raise RunError(f"there is no phase {about['phase']}")
+            raise RunError(f"it does not do '{shown(str(header['do'])[:40])}'; it does {', '.join(JOBS)}")
+        if not _is_number(about.get("phase"), 0, len(self.runtime.phases) - 1):
+            raise RunError("there is no such phase")
+        if header["do"] == "train":
+            rounds = [phase.settings.rounds for phase in self.runtime.phases[: about["phase"] + 1]]
+            if not _is_number(about.get("round"), 1, rounds[-1]):
+                raise RunError(f"there is no such round; the phase has {rounds[-1]}")
+            if not _is_number(about.get("version"), about["round"], sum(rounds[:-1]) + about["round"]):
+                raise RunError("the number of rounds so far cannot be true")
         return Job(header["do"], about)
 
     # What the server sends.
@@ -170,7 +179,7 @@ class NodeRun:
             elif topic.startswith(EXTRA):
                 new[topic] = receiver.extra(topic.removeprefix(EXTRA), data)
             else:
-                raise RunError(f"a message is about '{topic}', which this version does not know")
+                raise RunError(f"a message is about '{shown(topic[:40])}', which this version does not know")
         if self._version != version:
             raise LacksError
         self._publish(number, is_new, new, late)
@@ -231,6 +240,10 @@ class NodeRun:
             return {}, transport.encode_loss(self.client, answer.about["loss"])
         name = "scores" if job.do == "scores" else "fisher"
         return answer.about, transport.encode_scores(self.client, answer.numbers(torch.float32), name)
+
+
+def _is_number(value: Any, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most
 
 
 def _messages(request: Frame) -> Iterator[Sent]:

@@ -48,6 +48,8 @@ class Owner:
         """RunError if the owner does not allow a job."""
         if "losses" not in self.tells and do in ("loss", "evaluate"):
             raise RunError("its owner does not tell losses")
+        if "samples" not in self.tells and do == "evaluate":
+            raise RunError("its owner does not tell its number of samples, of which this would be a part")
         if do == "train" and self.needs_secure and about.get("secret") is None:
             raise RunError("its owner wants secure sums")
         if do == "train" and self.rounds is not None and int(about["version"]) > self.rounds:

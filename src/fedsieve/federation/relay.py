@@ -98,35 +98,37 @@ class Superlink:
             self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
         self.client.close()
 
-    def next(self, largest: int) -> Message | None:
-        """The next request; FrameError if it is damaged or too large."""
+    def next(self, largest: int) -> tuple[Message, Frame | FrameError] | None:
+        """The next request: the message, whose content may be left out, and the frame in it, or what is wrong."""
         reply = self.client.PullMessages(PullMessagesRequest(node=self.node))
         if not reply.messages_list:
             return None
         proto, tree = reply.messages_list[0], reply.message_object_trees[0]
-        run, until = proto.metadata.run_id, time.monotonic() + UPLOAD
+        message, run, until = message_from_proto(proto), proto.metadata.run_id, time.monotonic() + UPLOAD
 
         def content(object_id: str) -> bytes | None:
+            pause = SOONEST / 2
             while True:
                 got = self.client.PullObject(PullObjectRequest(node=self.node, run_id=run, object_id=object_id))
                 if got.object_found and got.object_available:
                     return bytes(got.object_content)
                 if not got.object_found or time.monotonic() > until:
                     return None
-                time.sleep(0.05)
+                time.sleep(pause)
+                pause = min(LATEST, 1.5 * pause)
 
         try:
-            message = pulled(tree, content, largest)
+            whole = pulled(tree, content, largest)
+            return message, frame_in(whole.content) if whole is not None else FrameError("it was not uploaded")
+        except FrameError as error:
+            return message, error
         finally:
             self.client.ConfirmMessageReceived(
                 ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=proto.metadata.message_id)
             )
-        if message is not None:  # its metadata are those that the SuperLink knows
-            message.metadata.__dict__.update(message_from_proto(proto).metadata.__dict__)
-        return message
 
-    def reply(self, request: Message, number: str, frame: Frame) -> None:
-        self.reply_with(request, content_of(frame, number, Arrays()))
+    def reply(self, request: Message, frame: Frame) -> None:
+        self.reply_with(request, content_of(frame, Arrays()))
 
     def reply_with(self, request: Message, content: RecordDict) -> None:
         message = Message(content, reply_to=request)
@@ -210,29 +212,25 @@ class Relay:
         if time.monotonic() - self._beaten > ALIVE / 3:
             self.superlink.beat()
             self._beaten = time.monotonic()
-        try:
-            message = self.superlink.next(self.largest)
-        except FrameError as error:
-            self.note(f"a request was refused: {error}")
-            return
-        if message is None:
+        if (found := self.superlink.next(self.largest)) is None:
             self._pause = LATEST if self._open else min(LATEST, 1.15 * self._pause)
             self._woken.wait(self._pause)
             self._woken.clear()
             return
         self._pause = SOONEST
-        threading.Thread(target=self._serve, args=(message,), daemon=True).start()
+        threading.Thread(target=self._serve, args=found, daemon=True).start()
 
-    def _serve(self, message: Message) -> None:
+    def _serve(self, message: Message, request: Frame | FrameError) -> None:
         """One request: to the node, and its reply back."""
         self._open += 1
         try:
-            number, request = frame_in(message.content)
             until = message.metadata.created_at + message.metadata.ttl
-            reply = self._asked(request, until)
-            self.superlink.reply(message, number, reply)
-        except FrameError as error:
-            self.note(f"a request was refused: {error}")
+            if isinstance(request, FrameError):
+                self.note(f"a request was refused: {request}")
+                reply = Frame({"refused": f"its relay refuses the request: {request}"})
+            else:
+                reply = self._asked(request, until)
+            self.superlink.reply(message, reply)
         except Exception as error:  # of Flower: the run may have ended meanwhile
             self.note(f"a reply could not be sent ({type(error).__name__}: {str(error)[:200]})")
         finally:

@@ -71,13 +71,13 @@ def receive(connection: socket.socket, largest: int = LARGEST) -> Frame:
 
 
 def _exactly(connection: socket.socket, count: int) -> bytearray:
-    data = bytearray()
-    while missing := count - len(data):  # grown as it comes, so that a length alone takes no memory
-        start, piece = len(data), min(missing, max(PIECE, len(data)))
-        data += bytes(piece)
-        with memoryview(data) as view:
-            got = connection.recv_into(view[start:], piece)
+    data, filled = bytearray(min(count, PIECE)), 0
+    while filled < count:
+        if filled == len(data):  # grown as it comes, so that a length alone takes no memory
+            data += bytes(min(count - filled, len(data)))
+        with memoryview(data) as view, view[filled:] as rest:
+            got = connection.recv_into(rest)
         if not got:
             raise FrameError("the connection was closed in the midst of a message")
-        del data[start + got :]
+        filled += got
     return data
