@@ -17,7 +17,7 @@ from fedsieve.config.schema import Experiment
 from fedsieve.engine import node_facts
 from fedsieve.experiment import run
 from fedsieve.experiment.export_split import export_split
-from fedsieve.federation import links
+from fedsieve.federation import gathering
 from fedsieve.federation.links import LinkError, SocketLink
 from fedsieve.federation.node import Node, NodeSetup, Visit
 from fedsieve.federation.socket_frames import LENGTH, MAGIC, START, Frame
@@ -286,6 +286,6 @@ def federation_here(
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nodes")))
         federation = FederationHere(experiment, place, sockets, backbone)
         stack.callback(federation.stop)
-        patch.setattr(links, "link_for", lambda settings, folder: federation.link)
+        patch.setattr(gathering, "link_for", lambda settings, note: federation.link)
         patch.setattr(node_facts, "canary", CANARY)
         yield federation

@@ -8,7 +8,8 @@ import torch
 
 from federation_nodes import Acting, FederationHere
 from fedsieve.engine.client_runtime import ClientRuntime
-from fedsieve.errors import RunError
+from fedsieve.errors import InputError, RunError
+from fedsieve.experiment import run
 from fedsieve.federation.node_memory import NodeStates
 from fedsieve.files.sealed import digest_of_file
 from fedsieve.runs import folder as run_folder
@@ -167,3 +168,18 @@ def test_states_that_may_still_be_asked_for(tmp_path: Path) -> None:
             states.read(3, round)
     path = next((tmp_path / "phase").glob("*3.safetensors"))
     assert digest_of_file(path) == digests[3]
+
+
+@pytest.mark.parametrize("begun", ["here", "at nodes"])
+def test_a_run_goes_on_where_its_clients_are(federation: FederationHere, begun: str) -> None:
+    folder = federation.place / "run"
+    federation.begin(*CARRY)
+    here, at_nodes = federation.experiment(*CARRY), federation.settings(*CARRY)
+    first, other = (here, at_nodes) if begun == "here" else (at_nodes, here)
+    with pytest.raises(KeyboardInterrupt):
+        run(first, folder, callback=interrupt(4))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=f"began with clients {begun}; go on with engine: (local|that)"):
+        run(other, folder, resume=True)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    run(first, folder, resume=True)

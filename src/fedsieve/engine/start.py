@@ -103,8 +103,7 @@ def gathered(
     if given.data is not None or given.model is not None:
         raise InputError("a federation's data and models lie at its nodes, and cannot be given from Python")
     check_federation(experiment)
-    from fedsieve.federation.gathering import Gathering
-    from fedsieve.federation.links import link_for
+    from fedsieve.federation.gathering import Gathering, link_for
 
     with closing(link_for(settings, note)) as link:
         gathering = Gathering.begin(link, experiment, folder, note)

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedsieve.config.engine_settings import FederationSettings
+from fedsieve.config.engine_settings import FederationSettings, FlowerSettings, SocketSettings
 from fedsieve.config.schema import Experiment
 from fedsieve.data.manifest import ClientFacts, Federation, read_federation
 from fedsieve.data.pictures import shown
 from fedsieve.engine.node_facts import difference, versions
 from fedsieve.errors import InputError
-from fedsieve.federation.links import Link
+from fedsieve.federation.links import Link, SocketLink, needs_flower
 from fedsieve.federation.socket_frames import Frame
+from fedsieve.federation.superlink_folder import SuperLinkFolder
 from fedsieve.files.atomic import write_text
 
 FILE = "roster.json"
@@ -24,6 +25,19 @@ RUN = re.compile(r"[0-9a-f]{32}")  # a run's name
 HELLO = 60.0  # seconds that a node has to say who it is
 OFTEN = 10.0  # seconds between two notes on who is waited for
 SOME = 5  # names in an error
+
+
+def link_for(settings: FederationSettings, note: Callable[[str], None]) -> Link:
+    """The way to the nodes that the settings describe."""
+    if isinstance(settings, FlowerSettings):
+        folder = SuperLinkFolder(Path(settings.folder))
+        with needs_flower("engine: flower"):
+            from fedsieve.federation.flower_link import FlowerLink
+        return FlowerLink(folder, settings.superlink, note)
+    assert isinstance(settings, SocketSettings)
+    if not Path(settings.folder).is_dir():
+        raise InputError(f"engine.sockets.folder: {settings.folder} is no folder; give the one with nodes' sockets")
+    return SocketLink(Path(settings.folder))
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,13 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from fedsieve.config.engine_settings import FederationSettings, FlowerSettings, SocketSettings
 from fedsieve.errors import InputError
 from fedsieve.federation.socket_frames import LARGEST, Frame, FrameError, receive, send
-from fedsieve.federation.superlink_folder import SuperLinkFolder
 
 SOCKET = "node.sock"  # in a node's folder
 
@@ -38,23 +36,6 @@ class Link(Protocol):
         """Nobody waits for these replies any more."""
 
     def close(self) -> None: ...
-
-
-def link_for(settings: FederationSettings, note: Callable[[str], None]) -> Link:
-    """The way to the nodes that the settings describe."""
-    if isinstance(settings, FlowerSettings):
-        return _over_flower(settings, note)
-    assert isinstance(settings, SocketSettings)
-    if not Path(settings.folder).is_dir():
-        raise InputError(f"engine.sockets.folder: {settings.folder} is no folder; give the one with nodes' sockets")
-    return SocketLink(Path(settings.folder))
-
-
-def _over_flower(settings: FlowerSettings, note: Callable[[str], None]) -> Link:
-    """Flower is imported by nobody else, since it takes time and may not be installed."""
-    with needs_flower("engine: flower"):
-        from fedsieve.federation.flower_link import FlowerLink
-    return FlowerLink(SuperLinkFolder(Path(settings.folder)), settings.superlink, note)
 
 
 @contextmanager

@@ -78,6 +78,11 @@ class RunFolder:
             way = "give another folder" if self.is_finished else "add --resume to go on with it, or give another folder"
             state = "a finished run" if self.is_finished else "an unfinished run"
             raise InputError(f"--out {self.path} holds {state} of this experiment; {way}")
+        if (earlier.federation is None) != (self.experiment.federation is None) and not self.is_finished:
+            where, engine = (
+                ("here", "local or ray") if earlier.federation is None else ("at nodes", "that of its federation")
+            )
+            raise InputError(f"the run in {self.path} began with clients {where}; go on with engine: {engine}")
 
     def _refuse_changed_plugins(self) -> None:
         for plugin in active(self.experiment.plugins):
