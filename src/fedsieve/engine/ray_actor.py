@@ -20,10 +20,11 @@ from fedsieve.engine.client_runtime import ClientRuntime
 from fedsieve.engine.kept import Enclosure, KeptInJob
 from fedsieve.engine.node_facts import facts, versions
 from fedsieve.engine.tensor_bytes import TensorBytes, all_from_bytes, all_to_bytes, from_bytes, to_bytes
-from fedsieve.engine.torch_setup import configure_torch, keep_freed_memory
+from fedsieve.engine.torch_setup import configure_torch
 from fedsieve.errors import InputError
 from fedsieve.federate.blame import reason_of
 from fedsieve.federate.types import Job
+from fedsieve.files.memory import keep_freed_memory
 from fedsieve.model.given_module import Model
 from fedsieve.observe.callbacks import Callback
 from fedsieve.observe.profile import stopwatch

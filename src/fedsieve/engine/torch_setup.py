@@ -1,28 +1,24 @@
 """How torch computes in every process of a run."""
 
-import ctypes
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from fedsieve.config.schema import Experiment
+from fedsieve.files.memory import keep_freed_memory
 from fedsieve.observe.profile import stopwatch
 
 SYNCHRONIZE = "FEDSIEVE_SYNCHRONIZE"  # set by --profile: wait for the GPU, to measure each section
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # with which cuBLAS gives the same bits each time
-TRIM_THRESHOLD, MMAP_THRESHOLD, NEVER = -1, -3, (1 << 31) - 1  # of glibc's mallopt
 
 
 def configure_torch(experiment: Experiment, worker: int = 0) -> None:
     """Make the same command on the same machine give the same bits, and spread workers over the GPUs."""
     assert experiment.threads != "auto"
     torch.set_num_threads(experiment.threads)
-    if (
-        experiment.on_ray is None
-    ):  # a driver's heap would grow with the clients: Ray's small blocks lie between large ones
+    if experiment.on_ray is None:  # a driver's heap would grow: Ray's small blocks lie between large ones
         keep_freed_memory()
     if experiment.device == "cuda" and torch.cuda.is_available():  # else GPUs are at other nodes
         os.environ.setdefault(WORKSPACE, ":4096:8")
@@ -55,15 +51,3 @@ def torch_as_before() -> Iterator[None]:
         if on_gpus is not None and gpu is not None:
             torch.cuda.set_rng_state_all(on_gpus)
             torch.cuda.set_device(gpu)
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep large blocks of freed memory, since they are soon needed again.
-
-    Giving them back to the system and getting them anew, page by page, would take some 3% of a training step, and more
-    than half of the time of adding up the updates.
-    """
-    change = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if change is not None:
-        change(TRIM_THRESHOLD, NEVER)
-        change(MMAP_THRESHOLD, NEVER)

@@ -34,6 +34,7 @@ from fedsieve.errors import InputError
 from fedsieve.federation.flower_content import Arrays, content_of, frame_in, outgoing, pulled
 from fedsieve.federation.keys import CURVE, public_bytes
 from fedsieve.federation.socket_frames import Frame, FrameError, receive, send
+from fedsieve.files.memory import keep_freed_memory
 
 ALIVE = 10.0  # seconds, in which the SuperLink expects to hear of a relay; the least that Flower allows
 FORGOTTEN = 30.0  # seconds, after which the SuperLink knows that a relay is gone that has not said so
@@ -182,6 +183,7 @@ class Relay:
 
     def run(self) -> None:
         """Until `stop` is called. A SuperLink that is gone is waited for."""
+        keep_freed_memory()  # messages come and go
         while not self._has_ended:
             try:
                 self._step()
