@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo federation test test-engines matrix claims browser bench bench-parts bench-costs clean
+.PHONY: demo federation test test-engines matrix claims browser bench bench-federation bench-parts bench-costs clean
 
 demo: .venv/installed
 	$(BIN)/fedsieve demo --out demo
@@ -40,6 +40,10 @@ bench: bench/.venv/installed
 # What messages, clients and actors cost, for docs/scale.md: about 15 minutes on 2 cores.
 bench-costs: bench/.venv/installed
 	bench/$(BIN)/python bench/costs.py
+
+# Rounds and memory of a federation over Flower, beside Flower's own nodes, for docs/federation.md: about 25 minutes.
+bench-federation: .venv/installed-flower
+	$(BIN)/python bench/federation.py
 
 bench-parts: .venv/installed
 	$(BIN)/python bench/transform.py

@@ -3,16 +3,21 @@
 Flower stores arrays in pieces, each under a hash of its content, so a blob that goes to all nodes is uploaded once.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
+from flwr.app.message.arraychunk import ArrayChunk
 from flwr.common.serde import message_to_proto
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
+    add_header_to_object_body,
     get_all_nested_objects,
     get_object_body,
     get_object_head_values_from_object_content,
@@ -31,6 +36,23 @@ PIECE = 5 << 20  # of an array, and some more for its head
 MOST = 16  # objects of a message besides the pieces of its arrays
 
 
+class Piece(ArrayChunk):
+    """A piece of a blob, which is neither copied nor hashed more than once."""
+
+    @cached_property
+    def _head(self) -> bytes:
+        return add_header_to_object_body(b"", ArrayChunk(self.data[:0])).replace(b"0", str(len(self.data)).encode())
+
+    @cached_property
+    def object_id(self) -> str:
+        digest = hashlib.sha256(self._head)
+        digest.update(self.data)
+        return digest.hexdigest()
+
+    def deflate(self) -> bytes:
+        return b"".join((self._head, self.data))
+
+
 class Arrays:
     """Blobs as Flower's arrays. A blob that goes to many nodes is made into one once."""
 
@@ -40,8 +62,10 @@ class Arrays:
     def of(self, blob: Blob) -> Array:
         known = self._made.get(id(blob))
         if known is None or known[0] is not blob:
-            known = blob, Array(dtype="uint8", shape=(len(blob),), stype="bytes", data=bytes(blob))
-            self._made[id(blob)] = known
+            array, view = Array(dtype="uint8", shape=(len(blob),), stype="bytes", data=b""), memoryview(blob)
+            pieces = [Piece(view[first : first + PIECE]) for first in range(0, len(blob), PIECE)]
+            array.__dict__["_chunks"] = [(one.object_id, one) for one in pieces]  # Flower would copy them
+            known = self._made[id(blob)] = blob, array
         return known[1]
 
     def clear(self) -> None:
@@ -51,10 +75,14 @@ class Arrays:
 def content_of(frame: Frame, arrays: Arrays) -> RecordDict:
     """A frame as the content of a message."""
     small = [bytes(blob) if len(blob) <= SMALL else b"" for blob in frame.blobs]
-    large = {str(place): arrays.of(blob) for place, blob in enumerate(frame.blobs) if len(blob) > SMALL}
     header = json.dumps(frame.header, allow_nan=False).encode()
-    about = ConfigRecord({"header": header, "small": small})
-    return RecordDict({ABOUT: about, **({LARGE: ArrayRecord(large)} if large else {})})
+    content, large = RecordDict({ABOUT: ConfigRecord({"header": header, "small": small})}), ArrayRecord()
+    for place, blob in enumerate(frame.blobs):
+        if len(blob) > SMALL:
+            large[str(place)] = arrays.of(blob)  # one by one: else the record would copy them
+    if large:
+        content[LARGE] = large
+    return content
 
 
 def frame_in(content: RecordDict) -> Frame:
@@ -113,23 +141,33 @@ def pulled(tree: Any, get_object: Callable[[str], bytes | None], largest: int) -
         if size > largest + LARGEST_HEADER:
             raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
     with damage_named():
-        if _size(contents) > largest:
-            raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
-        message = inflate_object_from_contents(tree.object_id, contents)
+        message = inflate_object_from_contents(tree.object_id, contents, objects=_arrays_in(contents, largest))
     if not isinstance(message, Message):
         raise FrameError("the message is damaged")
     return message
 
 
-def _size(contents: Mapping[str, bytes]) -> int:
-    """Bytes of all arrays, in which one piece may stand many times."""
-    total = 0
-    for content in contents.values():
+def _arrays_in(contents: Mapping[str, bytes], largest: int) -> dict[str, Any]:
+    """All arrays, made of their pieces, of which one may stand in many places; Flower would copy them twice."""
+    found, size = dict[str, Any](), 0
+    for object_id, content in contents.items():
         kind, pieces, _ = get_object_head_values_from_object_content(content)
-        if kind == Array.__qualname__:
-            places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            total += sum(len(contents[pieces[place]]) for place in places)
-    return total
+        if kind != Array.__qualname__:
+            continue
+        places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+        size += sum(len(contents[pieces[place]]) for place in places)
+        if size > largest:
+            raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
+        bodies = [_body(contents[pieces[place]]) for place in places]
+        data = b"".join(bodies)
+        found[object_id] = Array(dtype="uint8", shape=(len(data),), stype="bytes", data=data)
+    return found
+
+
+def _body(content: bytes) -> memoryview:
+    if not content.startswith(ArrayChunk.__qualname__.encode()):
+        raise FrameError("the message is damaged")
+    return memoryview(content)[content.index(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :]
 
 
 @contextmanager
