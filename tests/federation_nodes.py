@@ -213,7 +213,7 @@ class LinkHere(SocketLink):
         wanted, until = list(requests), time.monotonic() + 0.2
         while time.monotonic() < until:
             while sum(node.work() for node in list(self.here.values())):  # all of them in turn
-                pass
+                until = time.monotonic() + 0.2  # for the replies to arrive
             with self._changed:
                 if found := {one: self._replies.pop(one) for one in wanted if one in self._replies}:
                     return found

@@ -316,3 +316,10 @@ def test_help_explains_both(fedsieve: Callable) -> None:
     assert code == 0 and "Jaccard" in printed
     code, _, said = fedsieve("mask")
     assert code == 2 and "EXPERIMENT" in said
+
+
+def test_an_experiment_whose_data_are_at_nodes(fedsieve: Callable, file: str) -> None:
+    code, printed, said = fedsieve("mask", file, "engine=flower", "--out", "mask")
+    assert code == 2 and not printed and not Path("mask").exists()
+    assert said == "error: the data of this experiment are at its nodes; engine=local uses data that are here\n"
+    assert fedsieve("split", file, "engine=flower", "--export", "shards")[0] == 0  # this is how one makes them

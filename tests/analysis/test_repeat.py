@@ -17,6 +17,7 @@ from fedsieve.analysis.repeat import repeat
 from fedsieve.config.schema import Experiment
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
+from fedsieve.experiment.export_split import export_split
 from fedsieve.observe.callbacks import Callback
 from fedsieve.runs.read import read_result
 
@@ -151,3 +152,24 @@ def test_bad_input_over_seeds_writes_nothing(fedsieve: Callable, file: Path) -> 
         assert code == 2 and said.startswith("error: ") and part in said and not printed
         assert len(said.splitlines()) == 1
     assert list(Path.cwd().iterdir()) == []
+
+
+def test_data_of_one_seed_at_nodes(fedsieve: Callable, file: Path, experiment: Maker, tmp_path: Path) -> None:
+    """The manifest of a federation says so before the first run begins, and before --force deletes anything."""
+    export_split(experiment(), tmp_path / "shards")
+    (tmp_path / "nodes").mkdir()
+    engine = f"engine={{sockets: {{folder: {tmp_path}/nodes, manifest: {tmp_path}/shards/federation.json, wait: 0}}}}"
+    assert fedsieve("run", str(file), "--out", "all", "--seeds", "2")[0] == 0
+    before = content(Path("all"))
+    for arguments in (["--out", "new"], ["--out", "new", "--dry-run"], ["--out", "all", "--force", "--yes"]):
+        code, printed, said = fedsieve("run", str(file), engine, "--seeds", "2", *arguments)
+        assert code == 2 and not printed
+        assert said == (
+            "error: 2 seeds are asked for, and the federation's data were split for seed 7; use that one, or remove "
+            "made_for from the manifest\n"
+        )
+    assert content(Path("all")) == before and not Path("new").exists()
+    with pytest.raises(InputError, match="for seed 7;"):
+        repeat(experiment(engine), tmp_path / "new", 2)
+    with pytest.raises(InputError, match="0 of 6 nodes came"):
+        repeat(experiment(engine), tmp_path / "new", 1)

@@ -420,3 +420,28 @@ main(["cache", "show"])
     show = [sys.executable, "-m", "fedsieve", "show", "e.yaml"]
     shown = subprocess.run(show, capture_output=True, text=True, env=environment, cwd=tmp_path)
     assert "cannot be read as text" not in shown.stderr and "Traceback" not in shown.stderr
+
+
+def test_data_that_are_at_nodes_are_not_explored(fedsieve: Callable, experiment: Maker) -> None:
+    Path("mine.yaml").write_text(experiment("engine=flower").to_yaml())
+    code, printed, said = fedsieve("explore", "mine.yaml")
+    assert code == 2 and not printed and not Path("explore.html").exists()
+    assert said == (
+        "error: the data of this experiment are at its nodes; name data that are here instead, or set engine=local "
+        "in it\n"
+    )
+
+
+def test_a_node_needs_no_network() -> None:
+    """What the server names is not downloaded: the code of the Hugging Face hub is imported after that is said."""
+    program = (
+        "from fedsieve.cli import main\n"
+        "try: main(['node', '--data', 'none.npz', '--name', 'one', '--folder', 'none', '--check'])\n"
+        "except SystemExit as end: assert end.code == 2\n"
+        "from huggingface_hub import constants\n"
+        "assert constants.HF_HUB_OFFLINE"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert "none.npz does not exist" in found.stderr

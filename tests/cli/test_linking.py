@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsieve.federation.flower_link import NOBODY
+from fedsieve.federation.flower_run import NOBODY
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -26,10 +26,10 @@ def test_from_a_key_to_its_registration(fedsieve: Command) -> None:
     key = said.partition("the key ")[2].partition("\n")[0]
     assert fedsieve("superlink", "add", "there", "hospital-3.pub") == (
         0,
-        f"hospital-3 may come, with the key {key}\n",
+        f"hospital-3 may join, with the key {key}\n",
         "",
     )
-    assert fedsieve("superlink", "remove", "there", "hospital-3") == (0, "hospital-3 may not come any more\n", "")
+    assert fedsieve("superlink", "remove", "there", "hospital-3") == (0, "hospital-3 may not join any more\n", "")
 
 
 def test_folders_and_keys_that_do_not_fit(fedsieve: Command) -> None:
@@ -47,7 +47,7 @@ def test_folders_and_keys_that_do_not_fit(fedsieve: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["--superlink", "localhost"], "is no HOST:PORT; use one such as fl.example.org:9092"),
+        (["--superlink", "localhost"], "is not HOST:PORT; use one such as fl.example.org:9092"),
         ([], "give --ca, the server's ca.crt, and --key"),
         (["--ca", "there/ca.crt"], "give --ca, the server's ca.crt, and --key"),
         (["--insecure", "--key", "one"], "--insecure uses neither --ca nor --key"),

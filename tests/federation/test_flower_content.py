@@ -1,6 +1,7 @@
 """Frames as Flower's messages: they come back as they were, and what is no message is refused."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,10 +20,10 @@ from fedsieve.federation.flower_content import (  # noqa: E402
     SMALL,
     TYPE,
     Arrays,
+    Incoming,
     content_of,
     frame_in,
     outgoing,
-    pulled,
 )
 
 HEADERS = st.dictionaries(st.text(), st.none() | st.integers(-(2**53), 2**53) | st.text() | st.lists(st.booleans()))
@@ -32,6 +33,16 @@ BLOBS = st.lists(st.one_of(st.binary(max_size=50), st.sampled_from([b"\1" * SMAL
 def message_of(content: RecordDict) -> Message:
     about = Metadata(1, "", 2, 3, "", "", 100.0, 10.0, TYPE)
     return make_message(about, content)
+
+
+def pulled(tree: Any, get: Callable[[str], bytes | None], largest: int) -> Message | None:
+    """As relay and server do; None if an object is not there."""
+    incoming = Incoming(tree, largest)
+    for one in incoming.missing():
+        if (content := get(one)) is None:
+            return None
+        incoming.put(one, content)
+    return incoming.message()
 
 
 def stored(message: Message) -> tuple[Any, dict[str, bytes]]:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedsieve.errors import RunError
 from fedsieve.experiment import run
@@ -48,6 +49,21 @@ def test_numbers_by_the_order_of_coming(flower: FlowerHere, tmp_path: Path) -> N
     assert result["test_accuracy"] is None and result["bytes_up"] > 0
     roster = (tmp_path / "run" / "roster.json").read_text()
     assert all(name in roster for name in flower.names)
+
+
+@pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU is the plain one")
+def test_a_node_with_another_kind_of_cpu_is_told_of_and_used(
+    flower: FlowerHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flower.loopback.kill("node client-1")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    flower.start_nodes("client-1")
+    listener = Acting({})
+    run(flower.settings(), tmp_path / "run", callback=listener)
+    assert [line["failed"] for line in listener.lines] == 5 * [{}]
+    assert len(listener.warnings) == 1
+    assert listener.warnings[0].startswith("node client-1 computes other last bits than the server (there")
+    flower.loopback.kill("node client-1")
 
 
 # -------------------------------------------------------------------------------- what goes wrong meanwhile
@@ -94,14 +110,18 @@ def test_a_relay_that_is_killed_and_started_again(flower: FlowerHere, tmp_path: 
     assert outcome(tmp_path / "one", expected) == outcome(tmp_path / "two", two)
 
 
-def test_the_superlink_is_killed_and_started_again(flower: FlowerHere, tmp_path: Path) -> None:
+def test_the_superlink_is_killed_and_started_again_in_a_round(flower: FlowerHere, tmp_path: Path) -> None:
+    """What is under way is asked for again: nodes have the reply still, and the run goes on as if nothing had been."""
     expected = flower.simulated(tmp_path / "one", *REMEMBERS)
+    process = flower.loopback.processes["node client-2"]
 
     def again() -> None:
         flower.loopback.kill("superlink")
         flower.loopback.start_superlink()
+        process.send_signal(signal.SIGCONT)
 
-    two = run(flower.settings(*REMEMBERS), tmp_path / "two", callback=Acting({3: again}))
+    within = {(3, 0): lambda: process.send_signal(signal.SIGSTOP), (3, 1): again}
+    two = run(flower.settings(*REMEMBERS), tmp_path / "two", callback=Acting({}, within))
     assert outcome(tmp_path / "one", expected) == outcome(tmp_path / "two", two)
 
 

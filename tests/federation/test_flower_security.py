@@ -1,5 +1,7 @@
 """What the SuperLink and the server refuse, over real connections with TLS and keys."""
 
+import hashlib
+import itertools
 import subprocess
 import sys
 import threading
@@ -149,7 +151,9 @@ def rogue(flower: FlowerHere, lies: dict[int, Lie]) -> Iterator[None]:
 
     def reply(request: Message, frame: Frame) -> None:
         if one.is_training and (lie := lies.get(one.rounds)) is not None:
-            superlink.reply_with(request, lie(request, frame, Arrays()))
+            request.__dict__["superlink"] = superlink
+            if (content := lie(request, frame, Arrays())) is not None:  # else it has sent something already
+                superlink.reply_with(request, content)
         else:
             truth(request, frame)
 
@@ -215,3 +219,61 @@ def test_a_relay_that_says_the_truth_is_as_good_as_any(flower: FlowerHere, tmp_p
     with rogue(flower, {}):
         result = run(flower.settings(), tmp_path / "two")
     assert outcome(tmp_path / "one", expected) == outcome(tmp_path / "two", result)
+
+
+def unfolding(levels: int, each: int) -> list[Any]:
+    """A few kilobytes of tree that unfold to `each` ** `levels` objects: nodes may be named in place of others."""
+    from flwr.proto.message_pb2 import ObjectTree
+
+    names = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(levels + 1)]
+    inner = [
+        ObjectTree(object_id=name, children=each * [ObjectTree(object_id=below)])
+        for below, name in itertools.pairwise(names)
+    ]
+    return [ObjectTree(object_id=names[0]), *inner]
+
+
+@pytest.mark.parametrize(("levels", "each"), [(150, 1), (40, 2)])
+def test_a_reply_of_too_many_objects_costs_only_its_sender(
+    flower: FlowerHere, tmp_path: Path, levels: int, each: int
+) -> None:
+    from flwr.app import Message
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from flwr.proto.message_pb2 import ObjectTree
+
+    from fedsieve.federation.flower_content import content_of, outgoing
+
+    def announce(request: Any, frame: Frame, arrays: Any) -> Any:
+        batch = outgoing([Message(content_of(frame, arrays), reply_to=request)])
+        tree = ObjectTree(object_id=batch.trees[0].object_id, children=unfolding(levels, each))
+        superlink = request.__dict__["superlink"]
+        superlink.client.PushMessages(
+            PushMessagesRequest(node=superlink.node, messages_list=batch.messages, message_object_trees=[tree])
+        )
+
+    listener = Acting({})
+    with rogue(flower, {1: announce}):
+        run(flower.settings("phases.1.rounds=1", timeout=15), tmp_path / "run", callback=listener)
+    assert [set(line["failed"]) for line in listener.lines] == [{4}, set(), set(), set()]
+    assert listener.lines[0]["failed"][4] in ("there was no reply in time", "it did not reply within 15 s")
+
+
+def test_a_node_that_sends_its_reply_slowly_holds_up_nobody_else(flower: FlowerHere, tmp_path: Path) -> None:
+    """What it has announced and not sent is given up when its time is over."""
+    from flwr.app import Message
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+
+    from fedsieve.federation.flower_content import content_of, outgoing
+
+    def announce(request: Any, frame: Frame, arrays: Any) -> Any:
+        superlink = request.__dict__["superlink"]
+        batch = outgoing([Message(content_of(frame, arrays), reply_to=request)])
+        superlink.client.PushMessages(
+            PushMessagesRequest(node=superlink.node, messages_list=batch.messages, message_object_trees=batch.trees)
+        )
+
+    listener = Acting({})
+    with rogue(flower, {1: announce}):
+        run(flower.settings("phases.1.rounds=1", timeout=6), tmp_path / "run", callback=listener)
+    assert [set(line["failed"]) for line in listener.lines] == [{4}, set(), set(), set()]
+    assert listener.lines[0]["seconds"] < 12

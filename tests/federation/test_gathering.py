@@ -1,12 +1,13 @@
 """Who is there before a run begins, and whose name has which number."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from federation_nodes import Acting, FederationHere
+from federation_nodes import Acting, FederationHere, LocalNode
 from fedsieve.errors import InputError
 from fedsieve.federation.gathering import Gathering
 from listeners import Listener, interrupt
@@ -125,7 +126,7 @@ def test_one_node_too_many(heads: FederationHere, manifest: bool) -> None:
     (reason,) = found.refused.values()
     assert "it is none of the federation's 3 clients: " in reason
     if manifest:
-        assert reason.startswith("stranger: ")
+        assert list(found.refused) == ["stranger"]
 
 
 def test_a_stranger_that_comes_later_is_not_used(heads: FederationHere) -> None:
@@ -136,7 +137,7 @@ def test_a_stranger_that_comes_later_is_not_used(heads: FederationHere) -> None:
     listener = Acting({1: come})
     result = heads.run(*HEADS, callback=listener)
     assert listener.warnings == [
-        "node stranger is not used: stranger: it is none of the federation's 3 clients: client-0, client-1, client-2"
+        "node stranger is not used: it is none of the federation's 3 clients: client-0, client-1, client-2"
     ]
     assert result["model_sha256"] == expected["model_sha256"]
 
@@ -153,16 +154,115 @@ def test_two_nodes_of_one_name(heads: FederationHere) -> None:
     assert reason == f"client-1: another node ({first.pop()}) has this name already; give each its own --name"
 
 
+def start_twin(heads: FederationHere) -> LocalNode:
+    """Another node that says it is client-1."""
+    return heads.link.start("twin", heads.shards / "client-1.npz", called="client-1", backbone=str(heads.backbone))
+
+
+def place_of(out: Path, name: str) -> str:
+    return json.loads((out / "roster.json").read_text())["addresses"][name]
+
+
 def test_a_name_stays_with_its_address(heads: FederationHere) -> None:
-    """Also after an interruption."""
+    """Also after an interruption, while there is a node at this address."""
+    for client in range(3):
+        heads.start(f"client-{client}")
+    with pytest.raises(KeyboardInterrupt):
+        heads.run(*HEADS, callback=interrupt(1))
+    heads.link.stop("client-2")  # so that the run waits
+    start_twin(heads)
+    with pytest.raises(InputError, match=r"^twin: client-1: another node \(client-1\) has this name already"):
+        heads.run(*HEADS, resume=True)
+
+
+def test_a_node_comes_back_at_another_address(heads: FederationHere) -> None:
+    """As one does that has no key, when its relay is started again: it has its name and number still."""
+    expected = heads.simulate(*HEADS)
+    for client in range(3):
+        heads.start(f"client-{client}")
+    came = list[LocalNode]()
+
+    def move() -> None:
+        heads.link.stop("client-1")
+        came.append(start_twin(heads))
+
+    listener = Acting({1: move})
+    result = heads.run(*HEADS, callback=listener)
+    assert [line["failed"] for line in listener.lines] == [{}] * 3 and listener.warnings == []
+    assert outcome(heads.place / "simulated", expected) == outcome(heads.place / "federated", result)
+    asked = [one.header["do"] for one in came[0].asked]
+    assert asked == ["join", "train", "train", "train", "end"]  # at first it lacks the weights
+    assert place_of(heads.place / "federated", "client-1") == "twin"
+
+
+def test_a_node_is_at_another_address_after_an_interruption(heads: FederationHere) -> None:
+    expected = heads.simulate(*HEADS)
     for client in range(3):
         heads.start(f"client-{client}")
     with pytest.raises(KeyboardInterrupt):
         heads.run(*HEADS, callback=interrupt(1))
     heads.link.stop("client-1")
-    heads.link.start("twin", heads.shards / "client-1.npz", called="client-1", backbone=str(heads.backbone))
-    with pytest.raises(InputError, match=r"^twin: client-1: another node \(client-1\) has this name already"):
-        heads.run(*HEADS, resume=True)
+    start_twin(heads)
+    result = heads.run(*HEADS, resume=True)
+    assert outcome(heads.place / "simulated", expected) == outcome(heads.place / "federated", result)
+    assert place_of(heads.place / "federated", "client-1") == "twin"
+
+
+def test_a_node_comes_back_at_another_address_before_the_run(heads: FederationHere) -> None:
+    heads.start("client-0")
+    heads.start("client-1")
+    found = gathering(heads)
+    while len(found.facts) < 2:
+        found.look()
+    heads.link.stop("client-1")
+    start_twin(heads)
+    while "twin" not in found.facts:
+        found.look()
+    assert sorted(found.facts) == ["client-0", "twin"] and found.addresses["client-1"] == "twin"
+    assert not found.refused and found.numbers["client-1"] == 1
+
+
+def test_a_node_that_was_refused_is_asked_again(heads: FederationHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After some time, since its owner may have mended what was wrong."""
+    monkeypatch.setattr("fedsieve.federation.gathering.AGAIN", 1.0)
+    node = heads.start("client-1")
+    true = dict(node.about)
+    node.about["torch"] = "1.0"
+    found = gathering(heads)
+    while not found.refused:
+        found.look()
+    began = time.monotonic()
+    node.about.update(true)
+    while not found.facts:
+        found.look()
+    assert time.monotonic() - began > 0.9 and found.refused == {} and found.addresses["client-1"] == "client-1"
+
+
+def test_a_node_that_was_refused_is_let_in_during_the_run(
+    heads: FederationHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is wrong with it is said once, and again when it is something else."""
+    monkeypatch.setattr("fedsieve.federation.gathering.AGAIN", 0.0)
+    heads.start("client-0")
+    heads.start("client-1")
+
+    def come() -> None:
+        heads.start("client-2").about["torch"] = "1.0"
+
+    def mend_half() -> None:
+        heads.node(2).about |= {"torch": heads.node(1).about["torch"], "fedsieve": "0.0"}
+
+    def mend() -> None:
+        heads.node(2).about["fedsieve"] = heads.node(1).about["fedsieve"]
+
+    listener = Acting({1: come, 3: mend_half, 5: mend})
+    heads.run(*HEADS, "clients.minimum=2", "phases.0.rounds=7", callback=listener, wait=0.3)
+    said = [one for one in listener.warnings if "is not used" in one]
+    assert len(said) == 2
+    assert said[0].startswith("node client-2 is not used: it has torch 1.0")
+    assert said[1].startswith("node client-2 is not used: it has fedsieve 0.0")
+    reasons = [line["failed"].get(2, "") for line in listener.lines]
+    assert reasons == [*5 * ["its node is not there"], "", ""]
 
 
 def test_classes_must_be_the_same(heads: FederationHere) -> None:

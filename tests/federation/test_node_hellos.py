@@ -71,6 +71,12 @@ def test_what_a_node_says_of_itself(heads: FederationHere) -> None:
         assert not (heads.place / "federated").exists()
 
 
+def test_a_name_is_said_once(heads: FederationHere) -> None:
+    heads.node(2).about["fedsieve"] = "0.0"
+    with pytest.raises(InputError, match=r"^client-2: it has fedsieve 0\.0"):
+        heads.run(*HEADS)
+
+
 @pytest.mark.parametrize("number", [b"Infinity", b"NaN", b"1e999", b"45.0", b"true", b"null"])
 def test_samples_that_are_no_number(heads: FederationHere, number: bytes) -> None:
     hello = json.dumps(heads.node(2).about | {"samples": 45, "class_counts": None}).encode()

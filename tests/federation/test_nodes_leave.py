@@ -1,13 +1,15 @@
 """Nodes that leave and come back, or come late: the run goes on, and they get what they lack."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from federation_nodes import Acting, FederationHere, no_reply, only
+from federation_nodes import Acting, FederationHere, LocalNode, no_reply, only
 from fedsieve.errors import InputError, RunError
+from fedsieve.federation.socket_frames import Frame
 from fedsieve.runs.read import read_metrics
 from listeners import Listener
 from small_runs import edit, outcome
@@ -119,6 +121,73 @@ def test_a_node_that_may_not_take_part_when_it_comes(federation: FederationHere)
     problem = "it does not know where its file for model.backbone lies; start it with --backbone FILE"
     assert listener.warnings[1] == f"node client-0 cannot take part: {problem}"
     assert [line["failed"] for line in listener.lines[1:]] == [{0: problem}] * 4
+
+
+def hang_at_join(node: LocalNode) -> None:
+    """It says that it lacks the run, and nothing any more when it is asked to join."""
+
+    def told(request: Frame, reply: Frame) -> Frame:
+        node.is_stuck = reply.header.get("lacks") == "run"
+        return reply
+
+    node.lie = told
+
+
+def test_a_node_that_hangs_when_it_joins_again(federation: FederationHere) -> None:
+    """The others do not wait for it longer than for any reply, also one of them that joins again at this time."""
+    federation.begin(*FEW)
+
+    def fall() -> None:
+        hang_at_join(federation.again("client-0"))
+        federation.again("client-2")
+
+    def stand_up() -> None:
+        federation.node(0).lie, federation.node(0).is_stuck = None, False
+
+    listener = Acting({1: fall, 2: stand_up})
+    hung = federation.run(*FEW, out="hung", callback=listener, timeout=2)
+    assert [line["failed"] for line in listener.lines] == [{}, {0: "it did not reply within 2 s"}, {}, {}, {}]
+    federation.node(0).lie = only("head", 2, no_reply)
+    silent = federation.run(*FEW, out="silent")
+    assert failures(federation.place / "silent") == [[], ["0"], [], [], []]
+    assert hung["model_sha256"] == silent["model_sha256"]
+
+
+def test_a_newcomer_that_hangs_when_it_joins(federation: FederationHere) -> None:
+    """Rounds go on without it, and with it once it has joined."""
+    changes = [*FEW, "clients.minimum=3"]
+    federation.begin(*changes)
+    federation.link.stop("client-0")
+    acts = {
+        1: lambda: setattr(federation.start("client-0"), "is_stuck", True),
+        3: lambda: setattr(federation.node(0), "is_stuck", False),
+    }
+    listener, began = Acting(acts), time.monotonic()
+    federation.run(*changes, callback=listener, wait=0.3, timeout=60)
+    assert time.monotonic() - began < 30
+    reasons = ["its node is not there", *2 * ["its node does not take part yet"]]
+    assert [line["failed"] for line in listener.lines] == [*({0: reason} for reason in reasons), {}, {}]
+    assert [one.header["do"] for one in federation.node(0).asked].count("join") == 1
+    assert not any("cannot take part" in one for one in listener.warnings)
+
+
+def test_a_newcomer_that_does_not_join_in_time(federation: FederationHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked again, and that is said once."""
+    monkeypatch.setattr("fedsieve.federation.gathering.AGAIN", 0.0)
+    changes = [*FEW, "clients.minimum=3"]
+    federation.begin(*changes)
+    federation.link.stop("client-0")
+    acts = {
+        1: lambda: setattr(federation.start("client-0"), "is_stuck", True),
+        2: lambda: time.sleep(2.1),
+        3: lambda: time.sleep(2.1),
+        4: lambda: setattr(federation.node(0), "is_stuck", False),
+    }
+    listener = Acting(acts)
+    federation.run(*changes, callback=listener, wait=0.3, timeout=2)
+    told = [one for one in listener.warnings if "was left out" not in one]
+    assert told == ["node client-0 cannot take part: it said nothing for 2 s"]
+    assert [list(line["failed"]) for line in listener.lines] == [*4 * [[0]], []]
 
 
 # ------------------------------------------------------------------------------------- secure sums

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from fedsieve.federation import superlink
-from fedsieve.federation.superlink import LARGEST_BODY, ForNodes, ForServer
+from fedsieve.federation.superlink import LARGEST_BODY, LARGEST_TREE, ForNodes, ForServer, bound_trees, is_reply
 from fedsieve.federation.superlink_folder import TOKEN_HEADER
 
 KEY = {"flwr-public-key": "of-hospital-1"}
@@ -98,3 +98,54 @@ def test_the_server_has_to_know_the_secret() -> None:
     assert not app.asked
     assert asked(guard, "/v1/control/start-run", {TOKEN_HEADER: "secret"}, b"123") == 200
     assert app.asked == [("/v1/control/start-run", 3)]
+
+
+def test_a_node_may_push_its_own_replies_only() -> None:
+    fleet = pytest.importorskip("flwr.proto.fleet_pb2")
+    message = pytest.importorskip("flwr.proto.message_pb2")
+    node = pytest.importorskip("flwr.proto.node_pb2")
+
+    def pushed(source: int, reply_to: str) -> bytes:
+        about = message.Metadata(src_node_id=source, reply_to_message_id=reply_to)
+        return fleet.PushMessagesRequest(
+            node=node.Node(node_id=7), messages_list=[message.Message(metadata=about)]
+        ).SerializeToString()
+
+    assert is_reply(pushed(7, "a"))
+    assert not is_reply(pushed(1, "a")) and not is_reply(pushed(7, "")) and not is_reply(b"\xff\xff")
+    app, names = Yes(), {"of-hospital-1": "hospital-1"}
+    guard = ForNodes(app, 100, names, print)
+    assert asked(guard, "/v1/fleet/push-messages", KEY, pushed(1, "")) == 403 and not app.asked
+    assert asked(guard, "/v1/fleet/push-messages", KEY, pushed(7, "a")) == 200
+
+
+@pytest.mark.parametrize(("levels", "each", "is_fine"), [(4, 2, True), (6, 1, True), (12, 1, False), (60, 2, False)])
+def test_trees_that_unfold_to_too_much_are_treated_as_missing(levels: int, each: int, is_fine: bool) -> None:
+    stores = pytest.importorskip("flwr.supercore.object_store.in_memory_object_store")
+    store = stores.InMemoryObjectStore()
+    names = [f"{number:064x}" for number in range(levels + 1)]
+    for number, name in enumerate(names):
+        below = each * [names[number - 1]] if number else []
+        store.store[name] = stores.ObjectEntry(b"", False, below, 0, set())
+    bound_trees(store)
+    if is_fine:
+        assert store.get_object_tree(names[-1]).object_id == names[-1]
+    else:
+        with pytest.raises(stores.NoObjectInStoreError, match="too deep or too large"):
+            store.get_object_tree(names[-1])
+    assert LARGEST_TREE >= 16e9 / 5e6  # for the largest message that there may be
+
+
+def test_nothing_but_http_is_answered() -> None:
+    sent = list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError
+
+    app = Yes()
+    for guard in (ForNodes(app, 1, None, print), ForServer(app, "secret")):
+        asyncio.run(guard({"type": "websocket", "path": "/v1/fleet/x", "headers": []}, receive, send))
+    assert not app.asked and [one["status"] for one in sent if "status" in one] == [404, 403]

@@ -37,6 +37,8 @@ def calibrate_phase(
 
 
 def _calibrate(experiment: Experiment, out: Path, phase: str | None, client: int, callback: Callback) -> Mask:
+    if experiment.federation is not None:
+        raise InputError("the data of this experiment are at its nodes; engine=local uses data that are here")
     index = masked_phase(experiment, phase)
     settings, count = experiment.phases[index], experiment.clients.count
     assert settings.mask is not None

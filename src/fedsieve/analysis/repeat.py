@@ -8,6 +8,8 @@ from typing import Any
 
 from fedsieve.analysis.statistics import LEVEL, Interval, interval
 from fedsieve.config.schema import Experiment
+from fedsieve.data.manifest import read_federation
+from fedsieve.data.pictures import shown
 from fedsieve.errors import InputError
 from fedsieve.experiment import run
 from fedsieve.files.atomic import write_text
@@ -26,6 +28,7 @@ def repeat(
     callback = callback or Callback()
     if experiment.seed + count > 2**63:  # the limit of `seed`
         raise InputError(f"--seeds {count} from seed {experiment.seed} on ends above {2**63 - 1}; use a lower seed")
+    refuse_unless_any_seed(experiment, count)
     refuse_unless_ours(folder, experiment, resume)
     results = []
     for number, (seeded, place) in enumerate(seeded_runs(experiment, folder, count), start=1):
@@ -43,6 +46,20 @@ def seeded_runs(experiment: Experiment, folder: Path, count: int) -> list[tuple[
 
 def with_seed(experiment: Experiment, seed: int) -> Experiment:
     return experiment.model_copy(update={"seed": seed})
+
+
+def refuse_unless_any_seed(experiment: Experiment, count: int) -> None:
+    """InputError if a federation's data are those of one seed, and there are several."""
+    settings = experiment.federation
+    if count < 2 or settings is None or settings.manifest is None:
+        return
+    federation = read_federation(Path(settings.manifest))
+    if "seed" in federation.made_for:
+        seed = shown(str(federation.made_for["seed"]))[:40]
+        raise InputError(
+            f"{count} seeds are asked for, and the federation's data were split for seed {seed}; use that one, or "
+            "remove made_for from the manifest"
+        )
 
 
 def refuse_unless_ours(folder: Path, experiment: Experiment, resume: bool) -> None:

@@ -1,5 +1,6 @@
 """`fedsieve node`: a client of a federation, at the owner of the data."""
 
+import os
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,8 +23,12 @@ def node(
     folder: Annotated[
         Path | None, typer.Option(callback=reachable, metavar="DIR", help="For its socket and memory; else node-NAME.")
     ] = None,
-    backbone: Annotated[str | None, typer.Option(metavar="FILE", help="Where the backbone's file lies here.")] = None,
-    init: Annotated[str | None, typer.Option(metavar="FILE", help="Where the run of model.init lies here.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Where the backbone's file or folder is on this machine.")
+    ] = None,
+    init: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Where the run of model.init is on this machine.")
+    ] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="cpu or cuda; else as the server says.")] = None,
     experiment: Annotated[
         str | None, typer.Option(metavar="FILE", help="The only experiment that it takes part in.")
@@ -39,6 +44,7 @@ def node(
     plugins: PluginsOption = None,
 ) -> None:
     """Hold a client's data, model and memory, and train when the server of a federation asks (docs/federation.md)."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # what the server names is not downloaded; read when the hub's code is imported
     from fedsieve.config.experiment_file import all_paths
     from fedsieve.config.plugins import used
     from fedsieve.data.pictures import shown
@@ -94,5 +100,5 @@ def _local(path: str | None) -> str | None:
     if path is None:
         return None
     if not Path(path).exists():
-        raise InputError(f"{path} does not exist; give the place where it lies at this node")
+        raise InputError(f"{path} does not exist; say where it is on this machine")
     return str(Path(path).absolute())

@@ -12,7 +12,7 @@ from fedsieve.errors import InputError
 superlink_app = typer.Typer(help="The SuperLink of a federation, where nodes and server meet (docs/federation.md).")
 relay_app = typer.Typer(help="Carries messages between a SuperLink and a node (docs/federation.md).")
 
-FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", callback=reachable, help="Of the SuperLink.")]
+FolderArgument = Annotated[Path, typer.Argument(metavar="DIR", callback=reachable, help="The SuperLink's folder.")]
 
 
 @superlink_app.command("make")
@@ -40,7 +40,7 @@ def add(
 
     link = SuperLinkFolder(folder)
     for key in keys:
-        _print(f"{link.add(key)} may come, with the key {fingerprint(read_public_key(key))}")
+        _print(f"{link.add(key)} may join, with the key {fingerprint(read_public_key(key))}")
 
 
 @superlink_app.command("remove")
@@ -51,13 +51,13 @@ def remove(folder: FolderArgument, names: Annotated[list[str], typer.Argument(me
     link = SuperLinkFolder(folder)
     for name in names:
         link.remove(name)
-        _print(f"{name} may not come any more")
+        _print(f"{name} may not join any more")
 
 
 @superlink_app.command("start")
 def start_superlink(
     folder: FolderArgument,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Where nodes come; 0.0.0.0: anywhere.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address for nodes; 0.0.0.0: any.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="For nodes.")] = 9092,
     server_port: Annotated[int, typer.Option(min=0, max=65535, help="For `fedsieve run`, on this machine.")] = 9091,
     megabytes: Annotated[int, typer.Option(min=1, help="At most so many MB from a node in a minute.")] = 10_000,
@@ -108,7 +108,7 @@ def start_relay(
     from fedsieve.federation.links import SOCKET, needs_flower
 
     if not is_a_place(superlink):
-        raise InputError(f"--superlink '{superlink[:60]}' is no HOST:PORT; use one such as fl.example.org:9092")
+        raise InputError(f"--superlink '{superlink[:60]}' is not HOST:PORT; use one such as fl.example.org:9092")
     if insecure and (ca is not None or key is not None):
         raise InputError("--insecure uses neither --ca nor --key; leave one or the others out")
     if not insecure and (ca is None or key is None):

@@ -78,6 +78,7 @@ def explore(
     from fedsieve.data.load import load
     from fedsieve.data.pictures import shown
 
+    refuse_a_federation(data)
     settings = data_settings(data, path)
     name = " ".join(filter(None, [settings.name, settings.path and shown(Path(settings.path).resolve().name)]))
     found = exploration(load(settings), name, seed, reference, sizes_in_files(settings))
@@ -96,6 +97,18 @@ def explore(
         soft_wrap=True,
     )
     terminal.print(f"written to {file}", soft_wrap=True)
+
+
+def refuse_a_federation(data: str) -> None:
+    """InputError if it is an experiment whose data are elsewhere."""
+    from fedsieve.config.experiment_file import file_text, load_experiment
+    from fedsieve.data import DATASETS
+
+    is_experiment = data not in DATASETS and Path(data).suffix != ".npz" and file_text(data) is not None
+    if is_experiment and load_experiment(data).federation is not None:
+        raise InputError(
+            "the data of this experiment are at its nodes; name data that are here instead, or set engine=local in it"
+        )
 
 
 def watch(

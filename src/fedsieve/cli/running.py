@@ -65,6 +65,10 @@ def run(
     folder = out or new_folder(experiment_name(experiment))
     if seeds > 1 and profile:
         raise InputError("--profile looks at one run; leave out --seeds")
+    if seeds > 1 and settings.federation is not None:
+        from fedsieve.analysis.repeat import refuse_unless_any_seed
+
+        refuse_unless_any_seed(settings, seeds)  # before --force deletes anything
     if dry_run:
         return foretell(settings, folder, seeds, resume, force)
     if force:
@@ -104,7 +108,8 @@ def run_seeds(settings: "Experiment", folder: Path, count: int, resume: bool, ti
     from fedsieve.observe.progress import ProgressBar
 
     terminal = console()
-    with ProgressBar(terminal, title, Estimator().phases) as bar:
+    estimate = Estimator().phases if settings.federation is None else None
+    with ProgressBar(terminal, title, estimate) as bar:
         results = repeat(settings, folder, count, resume, bar)
     terminal.print(seeds_table(results, means(results)))
     terminal.print(f"± is the 95% interval of the mean; written to {folder}, figures in seeds.json", soft_wrap=True)

@@ -8,6 +8,7 @@ Centralized training is the same loop with one client. Errors in the input are f
 folder is made.
 """
 
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -16,15 +17,16 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsieve.config.experiment_file import elsewhere
+from fedsieve.config.experiment_file import elsewhere, parse_experiment
 from fedsieve.config.runnable import with_plugins
 from fedsieve.config.schema import Experiment
 from fedsieve.context import Given, RunContext
-from fedsieve.data.roles import Roles
+from fedsieve.data.load import Dataset, load
+from fedsieve.data.roles import Roles, roles_of
 from fedsieve.engine.evaluator import Evaluator
 from fedsieve.engine.start import engine_for, gathered, roles_at_server, roles_by_manifest
 from fedsieve.engine.torch_setup import configure_torch
-from fedsieve.errors import MachineError, RunError
+from fedsieve.errors import InputError, MachineError, RunError
 from fedsieve.experiment.notes import check_room, notes_on
 from fedsieve.experiment.prepare import prepare, publish_phase
 from fedsieve.experiment.results import (
@@ -52,6 +54,7 @@ from fedsieve.runs.checkpoint import Checkpoint, Progress
 from fedsieve.runs.folder import RunFolder, settled
 from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.runs.roster import federation_of
 from fedsieve.runs.same_plugins import with_same_plugins
 from fedsieve.sieve.sensitivity import ADVICE
 
@@ -266,11 +269,45 @@ def evaluate_run(
     `plugins` are those that the run was made with. The copies in its folder are not executed unless they are given.
     """
     recorded, experiment = read_result(path), read_experiment(path)
-    has_manifest = experiment.federation is not None and Path(experiment.federation.manifest or path).is_file()
-    roles = roles_by_manifest(experiment) if has_manifest else None
+    is_federation, names = experiment.federation is not None, list[str]()
+    roles = None
+    if is_federation:
+        names = [one for one in overrides if one.partition("=")[0].strip() == "data.name"]
+        overrides = [one for one in overrides if one not in names]
+        lies_at_path = experiment.data.name in ("folder", "npz")
+        has_path = lies_at_path and any(one.partition("=")[0].strip() == "data.path" for one in overrides)
+        if not names and not has_path and given.data is None:
+            roles = _roles_of_its_server(experiment)
     experiment = elsewhere(experiment.model_copy(update={"engine": "local"}), overrides)
+    if names:
+        experiment = parse_experiment(experiment.to_yaml(), "the run's experiment", names)
     with with_same_plugins(path, experiment, recorded, plugins) as known:
-        return _evaluate(known.resolved(), path, recorded, given, roles)
+        settings = known.resolved()
+        if is_federation and roles is None:
+            roles = _roles_with(given.dataset(settings.data) or load(settings.data), settings, path)
+        return _evaluate(settings, path, recorded, given, roles)
+
+
+def _roles_of_its_server(experiment: Experiment) -> Roles:
+    """The validation and test images of a federation's server; InputError if it has none."""
+    assert experiment.federation is not None
+    manifest = experiment.federation.manifest
+    roles = roles_by_manifest(experiment) if manifest is not None and Path(manifest).is_file() else None
+    if roles is None or not len(roles.data.train) + len(roles.data.test):
+        gone = f" (its manifest {manifest} is not there)" if roles is None and manifest is not None else ""
+        raise InputError(
+            f"the server of this federation has no images{gone}; give some, such as data.name=npz data.path=FILE"
+        )
+    return roles
+
+
+def _roles_with(data: Dataset, experiment: Experiment, path: Path) -> Roles:
+    """Images for the model of the federation in `path`, prepared as the nodes prepared theirs."""
+    federation = federation_of(path)
+    if data.classes != federation.classes:
+        mine, theirs = (", ".join(classes[:5])[:100] for classes in (data.classes, federation.classes))
+        raise InputError(f"these data have other classes ({mine}) than the federation ({theirs}); give some that fit")
+    return dataclasses.replace(roles_of(experiment, data), statistics=federation.statistics)
 
 
 def _evaluate(
@@ -278,7 +315,8 @@ def _evaluate(
 ) -> dict[str, dict[str, float | None]]:
     configure_torch(experiment)
     classifier = load_classifier(path, given.model)
-    context = RunContext(experiment, Callback(), classifier, given.dataset(experiment.data), given.model, roles)
+    data = given.dataset(experiment.data) if roles is None else None
+    context = RunContext(experiment, Callback(), classifier, data, given.model, roles)
     phases = plan(experiment, context)
     with engine_for(context, phases, path) as engine:
         publish_phase(engine, phases[0], context.model.vector.clone(), is_whole=True)

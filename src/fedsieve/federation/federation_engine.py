@@ -29,7 +29,7 @@ from fedsieve.federate.transport import ACTIVE, ALL, WEIGHTS, Transport
 from fedsieve.federate.types import Answer, Courier, Job
 from fedsieve.federation.gathering import Gathering
 from fedsieve.federation.links import LinkError
-from fedsieve.federation.node import digest_of
+from fedsieve.federation.node import start_of
 from fedsieve.federation.socket_frames import Blob, Frame
 from fedsieve.observe.profile import section
 from fedsieve.privacy.zero_sum import Participant, Roster, SecureError
@@ -59,6 +59,7 @@ class Ticket:
     messages: list[Message]
     until: float  # when the server stops to wait
     request: str | None = None  # its number; None: the node is not there
+    joining: str | None = None  # the node's address, if the request is to take part in the run, before the job
     reply: Frame | LinkError | None = None
     tries: int = 1
 
@@ -74,9 +75,11 @@ class FederationEngine:
         self._names = {number: name for name, number in gathering.numbers.items()}
         self._pending: dict[int, list[Message]] = defaultdict(list)  # for the client's next job
         self._joined: set[str] = set()  # addresses
+        self._invited: dict[str, tuple[str, float]] = {}  # by address of a newcomer: the request, and until when
         self._transport: Transport | None = None  # of the current phase
-        self._start = digest_of(self.context.model.vector) if self.context.experiment.clients.have_backbone else None
-        self._warned: set[str] = set()
+        self._start = start_of(self.context.model.vector) if self.context.experiment.clients.have_backbone else None
+        self._compared: set[str] = set()  # addresses of nodes that were said to compute other bits
+        self._told: dict[str, str] = {}  # why a node is not used, as it was said last, by address
         self._keys: set[bytes] = set()  # all public keys so far; each serves once
 
     @property
@@ -87,28 +90,44 @@ class FederationEngine:
 
     def join(self) -> None:
         """Let all nodes that are there take part; InputError if one of them cannot."""
-        for address, reason in self._invite(list(self.gathering.facts)).items():
+        problems = dict[str, str]()
+        for address in self.gathering.facts:
+            self._invite(address)
+        while self._invited:
+            problems |= self._hear()
+        for address, reason in problems.items():
             raise InputError(f"node {self._called(address)}: {reason}")
 
-    def _invite(self, addresses: list[str]) -> dict[str, str]:
-        """Ask nodes to take part; why some do not."""
-        requests = {
-            self.link.push(address, Frame(self._invitation(address)), self.settings.timeout): address
-            for address in addresses
-        }
-        problems, until = dict[str, str](), time.monotonic() + self.settings.timeout
-        while requests and time.monotonic() < until:
-            for request, reply in self.link.pull(list(requests)).items():
-                address = requests.pop(request)
-                problem = str(reply) if isinstance(reply, LinkError) else _refusal_in(reply)
-                if problem is not None:
-                    problems[address] = problem
-                    continue
-                assert isinstance(reply, Frame)
-                self._joined.add(address)
-                self._compare(address, reply.header.get("facts"))
-        self.link.drop(requests)
-        return problems | dict.fromkeys(requests.values(), f"it said nothing for {self.settings.timeout:g} s")
+    def _invite(self, address: str) -> None:
+        """Ask a node to take part; its reply is heard later."""
+        seconds = self.settings.timeout
+        request = self.link.push(address, Frame(self._invitation(address)), seconds)
+        self._invited[address] = request, time.monotonic() + seconds
+
+    def _hear(self) -> dict[str, str]:
+        """Replies to invitations, as far as they are there; why some nodes do not take part."""
+        if not self._invited:
+            return {}
+        problems = dict[str, str | None]()
+        replies = self.link.pull([request for request, _ in self._invited.values()])
+        for address, (request, until) in self._invited.items():
+            if (reply := replies.get(request)) is not None:
+                problems[address] = self._enter(address, reply)
+            elif time.monotonic() > until:
+                self.link.drop([request])
+                problems[address] = f"it said nothing for {self.settings.timeout:g} s"
+        for address in problems:
+            del self._invited[address]
+        return {address: problem for address, problem in problems.items() if problem is not None}
+
+    def _enter(self, address: str, reply: Frame | LinkError) -> str | None:
+        """A node takes part from now on, or why it does not."""
+        if isinstance(reply, LinkError):
+            return str(reply)
+        if (problem := _refusal_in(reply)) is None:
+            self._joined.add(address)
+            self._compare(address, reply.header.get("facts"))
+        return problem
 
     def _invitation(self, address: str) -> dict[str, Any]:
         experiment, gathering = self.context.experiment, self.gathering
@@ -133,8 +152,8 @@ class FederationEngine:
         """Warn if a node computes other bits than this machine."""
         mine = self._facts
         canary = theirs.get("canary") if isinstance(theirs, dict) else None
-        if canary != mine["canary"] and address not in self._warned:
-            self._warned.add(address)
+        if canary != mine["canary"] and address not in self._compared:
+            self._compared.add(address)
             told = theirs if isinstance(theirs, dict) else {}
             described = {key: shown(str(told.get(key))[:60]) for key in ("cpu", "torch")}
             self.context.callback.warning(
@@ -148,17 +167,32 @@ class FederationEngine:
         return facts.name if facts is not None else address
 
     def _welcome(self) -> None:
-        """Nodes that came since the last job."""
+        """Nodes that came since the last job are asked to take part. Those that have agreed do so from now on."""
         gathering = self.gathering
         if came := gathering.look():
             self._names |= {gathering.numbers[name]: name for name in came}
             gathering.save()
-            for address, reason in self._invite([gathering.addresses[name] for name in came]).items():
-                self.context.callback.warning(f"node {self._called(address)} cannot take part: {reason}")
+            self._forget_old_addresses()
+            for name in came:
+                self._invite(gathering.addresses[name])
+        for address, reason in self._hear().items():
+            self._warn(address, f"node {self._called(address)} cannot take part", reason)
+            gathering.refuse(address, reason)
         for address, reason in gathering.refused.items():
-            if address not in self._warned:
-                self._warned.add(address)
-                self.context.callback.warning(f"node {address} is not used: {reason}")
+            self._warn(address, f"node {address} is not used", reason)
+
+    def _forget_old_addresses(self) -> None:
+        """Of nodes that have come back at another one."""
+        self._joined &= self.gathering.facts.keys()
+        for address in self._invited.keys() - self.gathering.facts.keys():
+            request, _ = self._invited.pop(address)
+            self.link.drop([request])
+
+    def _warn(self, address: str, what: str, reason: str) -> None:
+        """Say once why a node is not used, and again if it is for another reason."""
+        if self._told.get(address) != reason:
+            self._told[address] = reason
+            self.context.callback.warning(f"{what}: {reason}")
 
     # What nodes are sent.
 
@@ -213,7 +247,7 @@ class FederationEngine:
     def _ask(self, ticket: Ticket) -> None:
         address = self._address(ticket.client)
         if address is None:
-            ticket.reply = LinkError("its node is not there")
+            ticket.reply = LinkError(self._absence(ticket.client))
             return
         assert self._transport is not None
         about = dict(ticket.job.about)
@@ -226,14 +260,29 @@ class FederationEngine:
             "version": self._transport.versions.last_seen(ticket.client),
             "messages": [{"topic": one.topic, "since": one.since} for one in ticket.messages],
         }
-        seconds = max(1.0, ticket.until - time.monotonic())
-        ticket.request = self.link.push(address, Frame(header, [one.data for one in ticket.messages]), seconds)
+        self._push(ticket, address, Frame(header, [one.data for one in ticket.messages]))
+
+    def _push(self, ticket: Ticket, address: str, request: Frame) -> None:
+        ticket.request = self.link.push(address, request, max(1.0, ticket.until - time.monotonic()))
 
     def _address(self, client: int) -> str | None:
-        """Where a client's node is, if it has come. Whether it takes part shows when it is asked to do something."""
+        """Where a client's node is, if it takes part. Whether it still does shows when it is asked to do something."""
+        address = self._place(client)
+        return address if address in self.gathering.facts and address not in self._invited else None
+
+    def _place(self, client: int) -> str | None:
+        """Where a client's node is, or was."""
         name = self._names.get(client)
-        address = self.gathering.addresses.get(name) if name is not None else None
-        return address if address in self.gathering.facts else None
+        return self.gathering.addresses.get(name) if name is not None else None
+
+    def _absence(self, client: int) -> str:
+        """Why a client's node cannot be asked."""
+        address = self._place(client)
+        if address is None:
+            return "its node is not there"
+        if address in self._invited:
+            return "its node does not take part yet"
+        return self.gathering.refused.get(address, "its node is not there")
 
     # What they reply.
 
@@ -241,25 +290,42 @@ class FederationEngine:
         """Take replies to the first of these tickets, and give up those whose time is over."""
         waiting = {ticket.request: ticket for ticket in tickets if ticket.reply is None and ticket.request is not None}
         for request, reply in self.link.pull(list(waiting)).items():
-            ticket = waiting[request]
-            if isinstance(reply, Frame) and "lacks" in reply.header and ticket.tries < TRIES:
-                ticket.tries += 1
-                self._ask_again(ticket, str(reply.header["lacks"]))
-            else:
-                ticket.reply = reply
+            self._take(waiting[request], reply)
         for ticket in tickets:
             if ticket.reply is None and time.monotonic() > ticket.until:
                 ticket.reply = LinkError(f"it did not reply within {self.settings.timeout:g} s")
                 if ticket.request is not None:
                     self.link.drop([ticket.request])
 
-    def _ask_again(self, ticket: Ticket, lacks: str) -> None:
-        """A node that was started again, or was left behind by a server that was, gets everything."""
-        assert self._transport is not None
-        address = self._address(ticket.client)
-        if lacks == "run" and address is not None and (problems := self._invite([address])):
-            ticket.reply = LinkError(problems[address])
+    def _take(self, ticket: Ticket, reply: Frame | LinkError) -> None:
+        """What a node replied to the job, or to being asked to take part before it."""
+        if ticket.joining is not None:
+            problem, ticket.joining = self._enter(ticket.joining, reply), None
+            if problem is None:
+                self._ask_again(ticket)
+            else:
+                ticket.reply = LinkError(problem)
+        elif isinstance(reply, Frame) and "lacks" in reply.header and ticket.tries < TRIES:
+            ticket.tries += 1
+            if str(reply.header["lacks"]) == "run":
+                self._ask_to_join(ticket)
+            else:
+                self._ask_again(ticket)
+        else:
+            ticket.reply = reply
+
+    def _ask_to_join(self, ticket: Ticket) -> None:
+        """A node that was started again, or was left behind by a server that was, has to take part first."""
+        if (address := self._address(ticket.client)) is None:
+            ticket.reply = LinkError(self._absence(ticket.client))
             return
+        self._joined.discard(address)
+        ticket.joining = address
+        self._push(ticket, address, Frame(self._invitation(address)))
+
+    def _ask_again(self, ticket: Ticket) -> None:
+        """With everything that a node needs that has nothing."""
+        assert self._transport is not None
         kept = [one for one in ticket.messages if one.topic in (ACTIVE, KEYS)]
         everything = self._transport.everything(self.runtime.vectors)
         ticket.messages = [*(Message(topic, data) for topic, data in everything), *kept]
@@ -332,6 +398,7 @@ class FederationEngine:
 
     def end(self) -> None:
         """Tell nodes that the run is finished: they need to remember nothing of it any more."""
+        self.link.drop([request for request, _ in self._invited.values()])
         requests = [
             self.link.push(one, Frame({"do": "end", "run": self.gathering.run}), FAREWELL) for one in self._joined
         ]

@@ -5,7 +5,7 @@ Flower stores arrays in pieces, each under a hash of its content, so a blob that
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -124,27 +124,36 @@ def outgoing(messages: Iterable[Message]) -> Outgoing:
     return found
 
 
-def pulled(tree: Any, get_object: Callable[[str], bytes | None], largest: int) -> Message | None:
-    """A message, object by object; None if one of them is not uploaded yet.
+class Incoming:
+    """A message that comes object by object; FrameError if it is damaged, or its blobs have more bytes than allowed."""
 
-    FrameError if it is damaged, or if its blobs have more than `largest` bytes.
-    """
-    ids = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
-    if len(ids) > MOST + 2 * (largest // PIECE + 1):
-        raise FrameError(f"the message has {len(ids):,} parts, which is more than {largest:,} bytes would need")
-    contents, size = dict[str, bytes](), 0
-    for one in ids:
-        if (content := get_object(one)) is None:
-            return None
-        contents[one] = content
-        size += len(content)
-        if size > largest + LARGEST_HEADER:
-            raise FrameError(f"the message has more than the {largest:,} bytes that are allowed")
-    with damage_named():
-        message = inflate_object_from_contents(tree.object_id, contents, objects=_arrays_in(contents, largest))
-    if not isinstance(message, Message):
-        raise FrameError("the message is damaged")
-    return message
+    def __init__(self, tree: Any, largest: int) -> None:
+        self.id, self.largest = str(tree.object_id), largest
+        self._ids = list(dict.fromkeys(one.object_id for one in iterate_object_tree(tree)))
+        self._contents: dict[str, bytes] = {}
+        self._size = 0
+        if len(self._ids) > MOST + 2 * (largest // PIECE + 1):
+            what = f"the message has {len(self._ids):,} parts, which is more than {largest:,} bytes would need"
+            raise FrameError(what)
+
+    def missing(self) -> list[str]:
+        """The objects that are not here yet."""
+        return [one for one in self._ids if one not in self._contents]
+
+    def put(self, object_id: str, content: bytes) -> None:
+        self._contents[object_id] = bytes(content)
+        self._size += len(content)
+        if self._size > self.largest + LARGEST_HEADER:
+            raise FrameError(f"the message has more than the {self.largest:,} bytes that are allowed")
+
+    def message(self) -> Message:
+        """The whole message; to be called once, when nothing is missing."""
+        with damage_named():
+            arrays = _arrays_in(self._contents, self.largest)
+            message = inflate_object_from_contents(self.id, self._contents, objects=arrays)
+            if not isinstance(message, Message) or not message.has_content():
+                raise FrameError("the message is damaged")
+            return message
 
 
 def _arrays_in(contents: Mapping[str, bytes], largest: int) -> dict[str, Any]:

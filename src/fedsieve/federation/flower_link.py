@@ -1,10 +1,7 @@
-"""The server's way to nodes over Flower: a run of its own at the SuperLink, whose messages it pushes and pulls."""
+"""The server's way to nodes over Flower: requests are pushed to the SuperLink, and replies pulled as they arrive."""
 
-import io
-import threading
 import time
 import uuid
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,63 +11,29 @@ from typing import Any, TypeVar
 import httpx
 from flwr.app import Message, Metadata
 from flwr.app.message import make_message
-from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.common.serde import message_from_proto
-from flwr.proto.control_pb2 import StartRunRequest
-from flwr.proto.fab_pb2 import Fab
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.proto.node_pb2 import Node
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    GetNodesRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushAppMessagesRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.constant import TaskType
-from flwr.supercore.control.control_http_client import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor
-from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
-from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 
-from fedsieve.errors import InputError, RunError
-from fedsieve.federation.flower_content import TYPE, Arrays, Outgoing, content_of, frame_in, outgoing, pulled
+from fedsieve.errors import RunError
+from fedsieve.federation.flower_content import TYPE, Arrays, Incoming, Outgoing, content_of, frame_in, outgoing
+from fedsieve.federation.flower_run import FlowerRun
 from fedsieve.federation.links import LinkError
 from fedsieve.federation.socket_frames import Frame, FrameError
-from fedsieve.federation.superlink_folder import TOKEN_HEADER, SuperLinkFolder
+from fedsieve.federation.superlink_folder import SuperLinkFolder
 
-HEARTBEAT = 10.0  # seconds
 PATIENCE = 20.0  # seconds without a SuperLink
 SOONEST, LATEST = 0.02, 0.25  # seconds between two looks for replies
-REFUSED = ""  # instead of a message's id
 SMALL_REPLY = 1 << 22  # bytes; what is longer has to be expected
-NOBODY = "the SuperLink at {} does not answer ({}); start it with `fedsieve superlink start {}`"
-APP = """
-[project]
-name = "fedsieve"
-version = "1.0.0"
-[tool.flwr.app]
-publisher = "fedsieve"
-[tool.flwr.app.components]
-serverapp = "nothing:app"
-clientapp = "nothing:app"
-"""  # what Flower wants of each run; there is no such module, and nobody executes it
-
-
+LONGER = 60.0  # seconds that Flower keeps replies beyond their time: they may wait until earlier ones are given up
+AWAY = ""  # instead of a message's id: the node is not there
+SAYS = {
+    ErrorCode.NODE_UNAVAILABLE: "its relay is gone",
+    ErrorCode.MESSAGE_UNAVAILABLE: "there was no reply in time",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "there was no reply in time",
+}
 T = TypeVar("T")
-
-
-class Secret:
-    """Adds the secret of the SuperLink's folder to each request."""
-
-    def __init__(self, token: str) -> None:
-        self.token = token
-
-    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        context.request.headers[TOKEN_HEADER] = self.token
-        return call_next(context)
 
 
 @dataclass
@@ -79,7 +42,7 @@ class Request:
 
     node: str
     frame: Frame
-    until: float
+    until: float  # by this machine's clock, which is the SuperLink's
     message_id: str | None = None  # Flower's; None: not pushed yet
 
 
@@ -88,88 +51,22 @@ class FlowerLink:
 
     def __init__(self, folder: SuperLinkFolder, place: str, note: Callable[[str], None]) -> None:
         """InputError unless the SuperLink answers at this place."""
-        self.folder, self.place, self.note = folder, place, note
-        self.largest = SMALL_REPLY
-        self.binds_names = True
+        self.run, self.note = FlowerRun(folder, place), note
+        self.largest, self.binds_names = SMALL_REPLY, True
         self._requests: dict[str, Request] = {}  # that wait for a reply
+        self._arriving: dict[str, Incoming] = {}  # replies of which some objects are here, by the request's number
+        self._found: dict[str, Frame | LinkError] = {}  # replies, by the request's number
         self._dropped = set[str]()  # Flower's ids of messages whose replies nobody wants
+        self._unneeded = set[str]()  # objects that the SuperLink may forget
         self._arrays = Arrays()
-        self._numbers: dict[str, int] = {}  # Flower's, by address, of nodes that were there
+        self._numbers: dict[str, int] = {}  # Flower's, by address, of the nodes that were there at the last look
         self._pause = SOONEST
-        self._ended = threading.Event()
-        self._secret = Secret(folder.token)
-        try:
-            self._begin()
-        except httpx.HTTPError as error:
-            if is_forbidden(error):
-                raise InputError(self._other_folder) from None
-            raise InputError(NOBODY.format(place, said_of(error), folder.path)) from None
-        threading.Thread(target=self._beat, daemon=True).start()
-
-    # A run at the SuperLink.
-
-    def _begin(self) -> None:
-        """Start a run, and take over its task, as a ServerApp would."""
-        with ControlHttpClient.from_server_address(self.place, True, None, [self._secret]) as control:
-            control.StartRun(StartRunRequest(fab=Fab(content=app())))
-        with RuntimeHttpClient.from_server_address(self.place, True, None, [self._secret]) as anonymous:
-            task = anonymous.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
-        interceptors = [self._secret, RuntimeTokenHttpInterceptor(task.token)]
-        self.client = RuntimeHttpClient.from_server_address(self.place, True, None, interceptors)
-        self.client.PullTaskInput(PullTaskInputRequest())
-        self.run_id, self.node = task.task.run_id, Node(node_id=SUPERLINK_NODE_ID)
-
-    @property
-    def _other_folder(self) -> str:
-        what = f"the SuperLink at {self.place} was started with another folder than {self.folder.path}"
-        return f"{what}; give engine.flower.folder the same one"
-
-    def _beat(self) -> None:
-        """Tell the SuperLink that this run goes on."""
-        while not self._ended.wait(HEARTBEAT):
-            with suppress(httpx.HTTPError):
-                self.client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-
-    def _trying(self, call: Callable[[], T]) -> T:
-        """What a call returns. A SuperLink that was started again gets a new run, and all that waits for a reply."""
-        until = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return call()
-            except httpx.HTTPError as error:
-                if is_forbidden(error):
-                    raise RunError(self._other_folder) from None
-                if time.monotonic() > until:
-                    raise RunError(NOBODY.format(self.place, said_of(error), self.folder.path)) from None
-                time.sleep(0.2)
-                if isinstance(error, httpx.HTTPStatusError):  # it is there, and does not know this run
-                    with suppress(httpx.HTTPError):
-                        self._begin_again()
-
-    def _begin_again(self) -> None:
-        """At a SuperLink that was started again, once those nodes are back that were there."""
-        self._begin()
-        self._dropped.clear()
-        for request in self._requests.values():
-            request.message_id = None
-        before, until = self._numbers.keys(), time.monotonic() + PATIENCE
-        while before - (found := self._online()).keys() and time.monotonic() < until:
-            time.sleep(0.1)
-        self._numbers = found
-
-    def _online(self) -> dict[str, int]:
-        """Flower's numbers of the nodes that are there, by address."""
-        found = self.client.GetNodes(GetNodesRequest()).nodes
-        return {one.name or f"{one.node_id:x}": one.node_id for one in found}
-
-    # What engines use.
 
     def nodes(self) -> list[str]:
-        found = self._trying(self._online)
+        self._numbers = found = self._trying(self.run.online)
         if self.binds_names and any(address == f"{number:x}" for address, number in found.items()):
             self.binds_names = False
             self.note("nodes are not authenticated, and messages not encrypted: the SuperLink runs with --insecure")
-        self._numbers |= found
         return sorted(found)
 
     def push(self, node: str, request: Frame, seconds: float) -> str:
@@ -178,18 +75,12 @@ class FlowerLink:
         return number
 
     def pull(self, requests: Iterable[str]) -> Mapping[str, Frame | LinkError]:
+        wanted = [number for number in requests if number in self._requests]
         self._flush()
-        wanted = {number: self._requests[number] for number in requests if number in self._requests}
-        replies: dict[str, Frame | LinkError] = {
-            number: LinkError("its node is not registered at the SuperLink")
-            for number, one in wanted.items()
-            if one.message_id == REFUSED
-        }
-        waiting = {one.message_id: number for number, one in wanted.items() if one.message_id}
-        if waiting or self._dropped:
-            replies |= self._trying(lambda: self._taken(waiting))
+        self._trying(partial(self._look, wanted))
+        replies = {number: self._found.pop(number) for number in wanted if number in self._found}
         for number in replies:
-            self._requests.pop(number, None)
+            del self._requests[number]
         self._pause = SOONEST if replies else min(LATEST, 1.5 * self._pause)
         if not replies:
             time.sleep(self._pause)
@@ -197,40 +88,72 @@ class FlowerLink:
 
     def drop(self, requests: Iterable[str]) -> None:
         for number in requests:
+            self._found.pop(number, None)
+            self._arriving.pop(number, None)
             if (one := self._requests.pop(number, None)) is not None and one.message_id:
                 self._dropped.add(one.message_id)
+                self._unneeded.add(one.message_id)  # else it would wait there for a node that is gone
 
     def close(self) -> None:
-        self._ended.set()
-        with suppress(httpx.HTTPError):
-            self.client.PushTaskOutput(PushTaskOutputRequest(sub_status="completed"))
-        self.client.close()
+        self.run.close()
 
-    # Messages.
+    # A SuperLink that is started again.
+
+    def _trying(self, call: Callable[[], T]) -> T:
+        """What a call returns; it is tried again while the SuperLink is away. RunError if it stays away."""
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return call()
+            except httpx.HTTPError as error:
+                is_unknown = self.run.is_unknown(error)
+                if time.monotonic() > until:
+                    raise RunError(self.run.trouble(error)) from None
+                time.sleep(0.2)
+                if is_unknown:
+                    with suppress(httpx.HTTPError):
+                        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """All that waits for a reply is pushed again, once those nodes are back that were there."""
+        self.run.begin_again()
+        for forgotten in (self._arriving, self._dropped, self._unneeded):
+            forgotten.clear()
+        for number, request in self._requests.items():
+            if number not in self._found:
+                request.message_id = None
+        before, until = self._numbers.keys(), time.monotonic() + PATIENCE
+        while before - (found := self.run.online()).keys() and time.monotonic() < until:
+            time.sleep(0.1)
+        self._numbers = found
+
+    # Requests.
 
     def _flush(self) -> None:
         """Push what was not pushed yet, all at once, so that what several nodes get is sent to the SuperLink once."""
-        for one in self._requests.values():
+        for number, one in self._requests.items():
             if one.message_id is None and one.node not in self._numbers:
-                one.message_id = REFUSED
+                one.message_id, self._found[number] = AWAY, LinkError("its relay is not there")
         while new := {number: one for number, one in self._requests.items() if one.message_id is None}:
-            run, batch = self.run_id, outgoing(self._message(number, one) for number, one in new.items())
+            run, batch = self.run.id, outgoing(self._message(number, one) for number, one in new.items())
             ids = self._trying(partial(self._pushed, run, batch))  # the same messages, if it is tried again
-            for one, message_id in zip(new.values(), ids, strict=True):
+            for (number, one), message_id in zip(new.items(), ids, strict=True):
                 one.message_id = message_id
+                if message_id == AWAY:
+                    self._found[number] = LinkError("its relay is not there")
         self._arrays.clear()
 
     def _pushed(self, run: int, batch: Outgoing) -> list[str | None]:
-        """The ids of messages that were pushed, REFUSED for those that cannot be; None if the run is over."""
-        if run != self.run_id:
+        """The ids of messages that were pushed, AWAY for those that cannot be; None if there is another run now."""
+        if run != self.run.id:
             return [None] * len(batch.messages)
-        reply = self.client.PushMessages(
+        reply = self.run.client.PushMessages(
             PushAppMessagesRequest(messages_list=batch.messages, message_object_trees=batch.trees)
         )
         for object_id in dict.fromkeys(reply.objects_to_push):
-            self.client.PushObject(
+            self.run.client.PushObject(
                 PushObjectRequest(
-                    node=self.node,
+                    node=self.run.node,
                     run_id=run,
                     object_id=object_id,
                     object_content=batch.content(object_id),
@@ -241,80 +164,75 @@ class FlowerLink:
 
     def _message(self, number: str, request: Request) -> Message:
         about = Metadata(
-            run_id=self.run_id,
+            run_id=self.run.id,
             message_id="",
             src_node_id=SUPERLINK_NODE_ID,
-            dst_node_id=self._numbers[request.node],
+            dst_node_id=self._numbers.get(request.node, SUPERLINK_NODE_ID),
             reply_to_message_id="",
             group_id=number,  # nobody but the node gets to know it, and its reply has it too
             created_at=time.time(),
-            ttl=max(1.0, request.until - time.time()),
+            ttl=2 * max(1.0, request.until - time.time()) + LONGER,
             message_type=TYPE,
         )
         return make_message(about, content_of(request.frame, self._arrays))
 
-    def _taken(self, waiting: Mapping[str, str]) -> dict[str, Frame | LinkError]:
-        """Replies to these messages that are there, by number; those that nobody wants are deleted."""
-        found: dict[str, Frame | LinkError] = {}
-        reply = self.client.PullMessages(PullAppMessagesRequest(message_ids=[*waiting, *self._dropped]))
-        for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
-            asked = proto.metadata.reply_to_message_id
-            if asked in waiting:
-                found[waiting[asked]] = self._read(proto, tree, waiting[asked])
-            self._dropped.discard(asked)
-            self.client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(
-                    node=self.node, run_id=self.run_id, message_object_id=proto.metadata.message_id
-                )
+    # Replies.
+
+    def _look(self, wanted: list[str]) -> None:
+        """Take what has arrived of the replies to these requests, without waiting for the rest."""
+        waiting = {
+            one.message_id: number
+            for number in wanted
+            if (one := self._requests[number]).message_id and number not in (*self._arriving, *self._found)
+        }
+        if waiting or self._dropped:
+            reply = self.run.client.PullMessages(PullAppMessagesRequest(message_ids=[*waiting, *self._dropped]))
+            for proto, tree in zip(reply.messages_list, reply.message_object_trees, strict=True):
+                self._announced(waiting.get(proto.metadata.reply_to_message_id), proto, tree)
+        for number in wanted:
+            if number in self._arriving:
+                self._fetch(number)
+        while self._unneeded:
+            forgotten = next(iter(self._unneeded))
+            self.run.client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=self.run.node, run_id=self.run.id, message_object_id=forgotten)
             )
-        return found
+            self._unneeded.discard(forgotten)
 
-    def _read(self, proto: Any, tree: Any, number: str) -> Frame | LinkError:
-        """The reply to a request."""
+    def _announced(self, number: str | None, proto: Any, tree: Any) -> None:
+        """A reply, whose objects may be here later, to the request with this number; None: nobody wants it."""
+        message = message_from_proto(proto)
+        self._dropped.discard(message.metadata.reply_to_message_id)
+        if number is None:
+            self._unneeded.add(message.metadata.message_id)
+        elif message.has_error():
+            self._unneeded |= {message.metadata.message_id, message.metadata.reply_to_message_id}
+            self._found[number] = LinkError(SAYS.get(message.error.code, "Flower could not deliver its reply"))
+        elif message.metadata.group_id != number:
+            self._unneeded.add(message.metadata.message_id)
+            self._found[number] = LinkError("it sent a damaged reply: it replies to another request")
+        else:
+            try:
+                self._arriving[number] = Incoming(tree, self.largest)
+            except FrameError as error:
+                self._unneeded.add(message.metadata.message_id)
+                self._found[number] = LinkError(f"it sent a damaged reply: {error}")
+
+    def _fetch(self, number: str) -> None:
+        """Those objects of a reply that are at the SuperLink; with the last one it is found."""
+        arriving = self._arriving[number]
         try:
-            message = message_from_proto(proto)
-            if not message.has_error():
-                if message.metadata.group_id != number:
-                    raise FrameError("it replies to another request")
-                if (whole := pulled(tree, self._object, self.largest)) is None:
-                    return LinkError("its relay left while it sent a reply")
-                message = whole
-            if message.has_error():
-                return LinkError(f"its relay is gone ({first_line(message.error.reason)})")
-            return frame_in(message.content)
+            for object_id in arriving.missing():
+                reply = self.run.client.PullObject(
+                    PullObjectRequest(node=self.run.node, run_id=self.run.id, object_id=object_id)
+                )
+                if not reply.object_found:
+                    raise FrameError("its relay did not send all of it")
+                if not reply.object_available:
+                    return
+                arriving.put(object_id, reply.object_content)
+            self._found[number] = frame_in(arriving.message().content)
         except FrameError as error:
-            return LinkError(f"it sent a damaged reply: {error}")
-
-    def _object(self, object_id: str) -> bytes | None:
-        request = PullObjectRequest(node=self.node, run_id=self.run_id, object_id=object_id)
-        until = time.monotonic() + PATIENCE
-        while True:
-            reply = self.client.PullObject(request)
-            if reply.object_found and reply.object_available:
-                return bytes(reply.object_content)
-            if not reply.object_found or time.monotonic() > until:
-                return None
-            time.sleep(SOONEST)
-
-
-def app() -> bytes:
-    """The app that Flower's runs have: it says nothing but a name."""
-    data = io.BytesIO()
-    with zipfile.ZipFile(data, "w") as archive:
-        archive.writestr("pyproject.toml", APP)
-    return data.getvalue()
-
-
-def is_forbidden(error: httpx.HTTPError) -> bool:
-    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.FORBIDDEN
-
-
-def said_of(error: Exception) -> str:
-    """What an HTTP error says, in one line."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return f"HTTP {error.response.status_code}"
-    return first_line(str(error)) or type(error).__name__
-
-
-def first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0][:120]
+            self._found[number] = LinkError(f"it sent a damaged reply: {error}")
+        del self._arriving[number]
+        self._unneeded.add(arriving.id)

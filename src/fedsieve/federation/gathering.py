@@ -19,11 +19,12 @@ from fedsieve.federation.links import Link, SocketLink, needs_flower
 from fedsieve.federation.socket_frames import Frame
 from fedsieve.federation.superlink_folder import SuperLinkFolder
 from fedsieve.files.atomic import write_text
+from fedsieve.runs.roster import ROSTER
 
-FILE = "roster.json"
 RUN = re.compile(r"[0-9a-f]{32}")  # a run's name
 HELLO = 60.0  # seconds that a node has to say who it is
 OFTEN = 10.0  # seconds between two notes on who is waited for
+AGAIN = 60.0  # seconds until a node that was refused is asked again
 SOME = 5  # names in an error
 
 
@@ -69,6 +70,8 @@ class Gathering:
     refused: dict[str, str] = field(default_factory=dict)  # why a node is not used, by address
     federation: Federation | None = None
     _asked: dict[str, tuple[str, float]] = field(default_factory=dict)  # by address: the request, and until when
+    _again: dict[str, float] = field(default_factory=dict)  # when a node that was refused is asked again, by address
+    _here: set[str] = field(default_factory=set)  # addresses of the nodes that can be reached now
 
     @staticmethod
     def begin(link: Link, experiment: Experiment, folder: Path, note: Callable[[str], None]) -> "Gathering":
@@ -134,9 +137,9 @@ class Gathering:
 
     def look(self) -> list[str]:
         """Ask nodes that are new who they are, and hear those that were asked; the names of clients that came."""
-        known = {*self.facts, *self.refused, *self._asked}
-        for address in self.link.nodes():
-            if address not in known:
+        self._here = set(self.link.nodes())
+        for address in sorted(self._here):
+            if self._is_to_be_asked(address):
                 request = self.link.push(address, Frame({"do": "hello", "run": self.run}), HELLO)
                 self._asked[address] = request, time.monotonic() + HELLO
         came = list[str]()
@@ -152,6 +155,17 @@ class Gathering:
                     self.link.drop([request])
         return came
 
+    def _is_to_be_asked(self, address: str) -> bool:
+        """Whether a node is new, or was refused some time ago: its owner may have mended what was wrong."""
+        if address in self.facts or address in self._asked:
+            return False
+        return address not in self.refused or time.monotonic() >= self._again[address]
+
+    def refuse(self, address: str, reason: str) -> None:
+        """Do without a node, for some time."""
+        self.facts.pop(address, None)
+        self.refused[address], self._again[address] = reason, time.monotonic() + AGAIN
+
     def _heard(self, address: str, reply: Frame) -> str | None:
         """Enter a node into the roster, under the name that it tells."""
         told = reply.header
@@ -161,14 +175,21 @@ class Gathering:
             theirs = {name: shown(str(told[name])[:60]) for name in versions()}
             facts = NodeFacts(address, client.name, client.samples, classes, client.class_counts, theirs)
         except (KeyError, ValueError):  # pydantic's are ValueErrors
-            self.refused[address] = "it does not say who it is"
+            self.refuse(address, "it does not say who it is")
             return None
         if (reason := self._objection(facts)) is not None:
-            self.refused[address] = f"{facts.name}: {reason}"
+            self.refuse(address, reason if facts.name == address else f"{facts.name}: {reason}")
             return None
-        self.numbers.setdefault(facts.name, len(self.numbers))
-        self.addresses[facts.name], self.facts[address] = address, facts
+        self._enter(facts)
         return facts.name
+
+    def _enter(self, facts: NodeFacts) -> None:
+        """A node takes part, perhaps at another address than before."""
+        name, address = facts.name, facts.address
+        self.facts.pop(self.addresses.get(name, address), None)
+        self.refused.pop(address, None)
+        self.numbers.setdefault(name, len(self.numbers))
+        self.addresses[name], self.facts[address] = address, facts
 
     def _objection(self, facts: NodeFacts) -> str | None:
         """Why a node cannot take part."""
@@ -177,7 +198,7 @@ class Gathering:
         if self.link.binds_names and facts.name != facts.address:
             return f"its key is registered for {facts.address}; start the node with --name {facts.address}"
         bound = self.addresses.get(facts.name)
-        if bound is not None and bound != facts.address:
+        if bound in self._here and bound != facts.address:
             return f"another node ({bound}) has this name already; give each its own --name"
         if facts.name not in self.numbers and len(self.numbers) >= self.count:
             return f"it is none of the federation's {self.count} clients: {_listed(list(self.numbers))}"
@@ -195,7 +216,7 @@ class Gathering:
 
     def _read_roster(self) -> None:
         try:
-            saved = json.loads((self.folder / FILE).read_text(encoding="utf-8"))
+            saved = json.loads((self.folder / ROSTER).read_text(encoding="utf-8"))
             self.run = str(saved["run"])
             numbers = {str(name): int(number) for name, number in saved["numbers"].items()}
             if not RUN.fullmatch(self.run) or sorted(numbers.values()) != list(range(len(numbers))):
@@ -206,10 +227,10 @@ class Gathering:
         except FileNotFoundError:
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            what = f"{self.folder / FILE}, which says which node is which client, is damaged"
+            what = f"{self.folder / ROSTER}, which says which node is which client, is damaged"
             raise InputError(f"{what}; start the run anew in another folder") from None
         if self.numbers and numbers != self.numbers:
-            raise InputError(f"the manifest has other clients than {self.folder / FILE}; give the run's own manifest")
+            raise InputError(f"the manifest has other clients than {self.folder / ROSTER}; give the run's own manifest")
         self.numbers = numbers
 
     def save(self) -> None:
@@ -217,7 +238,7 @@ class Gathering:
         assert self.federation is not None
         federation = json.loads(self.federation.model_dump_json())
         about = {"run": self.run, "numbers": self.numbers, "addresses": self.addresses, "federation": federation}
-        write_text(self.folder / FILE, json.dumps(about, indent=1) + "\n")
+        write_text(self.folder / ROSTER, json.dumps(about, indent=1) + "\n")
 
 
 def _listed(names: list[str]) -> str:

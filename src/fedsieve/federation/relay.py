@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -31,7 +33,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedsieve.errors import InputError
-from fedsieve.federation.flower_content import Arrays, content_of, frame_in, outgoing, pulled
+from fedsieve.federation.flower_content import Arrays, Incoming, content_of, frame_in, outgoing
 from fedsieve.federation.keys import CURVE, public_bytes
 from fedsieve.federation.socket_frames import Frame, FrameError, receive, send
 from fedsieve.files.memory import keep_freed_memory
@@ -39,9 +41,10 @@ from fedsieve.files.memory import keep_freed_memory
 ALIVE = 10.0  # seconds, in which the SuperLink expects to hear of a relay; the least that Flower allows
 FORGOTTEN = 30.0  # seconds, after which the SuperLink knows that a relay is gone that has not said so
 SOONEST, LATEST = 0.1, 1.0  # seconds between two looks for requests
-UPLOAD = 60.0  # seconds that the server has to upload what it has announced
 HELLO = 5.0  # seconds that a node has to say who it is
+TIMEOUTS = 30.0, 300.0  # seconds for a short call, and for an object of 5 MB
 TROUBLE = 2.0  # seconds between two tries to reach a SuperLink that does not answer
+T = TypeVar("T")
 
 
 class UnknownKeyError(Exception):
@@ -59,7 +62,8 @@ class Superlink:
     place: str
     authority: Path | None  # None: neither encryption nor authentication
     public_key: bytes
-    client: FleetHttpClient
+    client: FleetHttpClient  # for short calls
+    transfers: FleetHttpClient  # for objects, which take long on a slow line
     node: Node = field(default_factory=Node)  # its number, once it is known
 
     @staticmethod
@@ -67,13 +71,14 @@ class Superlink:
         """InputError if the authority's file is no certificate."""
         interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
         try:
-            certificate = authority.read_bytes() if authority is not None else None
-            client = FleetHttpClient.from_server_address(place, authority is None, certificate, interceptors)
+            verify = ssl.create_default_context(cafile=str(authority)) if authority is not None else False
+            url = f"{'http' if authority is None else 'https'}://{place}"
+            clients = [FleetHttpClient(url, interceptors=interceptors, verify=verify, timeout=one) for one in TIMEOUTS]
         except (OSError, ValueError) as error:  # of ssl, too
             raise InputError(
                 f"--ca {authority} is no certificate ({type(error).__name__}); get the server's ca.crt"
             ) from None
-        return Superlink(place, authority, public_bytes(key.public_key()), client)
+        return Superlink(place, authority, public_bytes(key.public_key()), *clients)
 
     def activate(self) -> None:
         """Say that the relay is there."""
@@ -98,56 +103,77 @@ class Superlink:
         with suppress(httpx.HTTPError):
             self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
         self.client.close()
+        self.transfers.close()
 
-    def next(self, largest: int) -> tuple[Message, Frame | FrameError] | None:
-        """The next request: the message, whose content may be left out, and the frame in it, or what is wrong."""
+    def next(self) -> tuple[Message, Any] | None:
+        """The next request, without its content, and the tree of its objects."""
         reply = self.client.PullMessages(PullMessagesRequest(node=self.node))
         if not reply.messages_list:
             return None
-        proto, tree = reply.messages_list[0], reply.message_object_trees[0]
-        message, run, until = message_from_proto(proto), proto.metadata.run_id, time.monotonic() + UPLOAD
+        return message_from_proto(reply.messages_list[0]), reply.message_object_trees[0]
 
-        def content(object_id: str) -> bytes | None:
-            pause = SOONEST / 2
-            while True:
-                got = self.client.PullObject(PullObjectRequest(node=self.node, run_id=run, object_id=object_id))
-                if got.object_found and got.object_available:
-                    return bytes(got.object_content)
-                if not got.object_found or time.monotonic() > until:
-                    return None
-                time.sleep(pause)
-                pause = min(LATEST, 1.5 * pause)
+    def content(self, message: Message, tree: Any, largest: int) -> Frame:
+        """What a request says, once the server has uploaded all of it; FrameError if that is damaged or too large."""
+        incoming, run, pause = Incoming(tree, largest), message.metadata.run_id, SOONEST / 2
+        while missing := incoming.missing():
+            request = PullObjectRequest(node=self.node, run_id=run, object_id=missing[0])
+            got = self._insisting(partial(self.transfers.PullObject, request), message)
+            if not got.object_found:
+                raise FrameError("the server has not uploaded all of it")
+            if got.object_available:
+                incoming.put(missing[0], got.object_content)
+                continue
+            if time.time() > expiry(message):
+                raise FrameError("the server has not uploaded all of it in time")
+            time.sleep(pause)
+            pause = min(LATEST, 1.5 * pause)
+        return frame_in(incoming.message().content)
 
-        try:
-            whole = pulled(tree, content, largest)
-            return message, frame_in(whole.content) if whole is not None else FrameError("it was not uploaded")
-        except FrameError as error:
-            return message, error
-        finally:
-            self.client.ConfirmMessageReceived(
-                ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=proto.metadata.message_id)
-            )
+    def confirm(self, message: Message) -> None:
+        """The SuperLink may forget a request."""
+        self._insisting(
+            partial(
+                self.client.ConfirmMessageReceived,
+                ConfirmMessageReceivedRequest(
+                    node=self.node,
+                    run_id=message.metadata.run_id,
+                    message_object_id=message.metadata.message_id,
+                ),
+            ),
+            message,
+        )
+
+    def _insisting(self, call: Callable[[], T], message: Message) -> T:
+        """What a call returns; a connection that breaks is no reason to give up a message before its time."""
+        while True:
+            try:
+                return call()
+            except httpx.TransportError:
+                if time.time() > expiry(message):
+                    raise
+                time.sleep(TROUBLE)
 
     def reply(self, request: Message, frame: Frame) -> None:
         self.reply_with(request, content_of(frame, Arrays()))
 
     def reply_with(self, request: Message, content: RecordDict) -> None:
-        message = Message(content, reply_to=request)
-        batch = outgoing([message])
-        run = request.metadata.run_id
-        answer = self.client.PushMessages(
-            PushMessagesRequest(node=self.node, messages_list=batch.messages, message_object_trees=batch.trees)
-        )
+        batch, run = outgoing([Message(content, reply_to=request)]), request.metadata.run_id
+        announce = PushMessagesRequest(node=self.node, messages_list=batch.messages, message_object_trees=batch.trees)
+        answer = self._insisting(partial(self.client.PushMessages, announce), request)
         for object_id in dict.fromkeys(answer.objects_to_push):
-            self.client.PushObject(
-                PushObjectRequest(
-                    node=self.node,
-                    run_id=run,
-                    object_id=object_id,
-                    object_content=batch.content(object_id),
-                    session_id=answer.session_id,
-                )
+            content_of_it = PushObjectRequest(
+                node=self.node,
+                run_id=run,
+                object_id=object_id,
+                object_content=batch.content(object_id),
+                session_id=answer.session_id,
             )
+            self._insisting(partial(self.transfers.PushObject, content_of_it), request)
+
+
+def expiry(message: Message) -> float:
+    """Until when the server waits for a reply, by its clock."""
+    return float(message.metadata.created_at + message.metadata.ttl)
 
 
 class Relay:
@@ -157,7 +183,8 @@ class Relay:
         self.superlink, self.socket, self.largest, self.note = superlink, node, largest, note
         self._has_ended = False
         self._woken = threading.Event()  # something has changed: look at once
-        self._open = 0  # requests at the node
+        self._lock = threading.Lock()
+        self._open = 0  # requests that were not replied to yet
         self._pause = SOONEST
         self._beaten = 0.0  # when the SuperLink last heard of this relay
         self._is_well = True
@@ -176,6 +203,9 @@ class Relay:
                         self.note("waiting until the SuperLink has noticed that an earlier relay with this key is gone")
                     time.sleep(1)
         except UnknownKeyError as error:
+            if str(error) == "HTTP 401":
+                what = f"the SuperLink at {place} does not believe this relay's signature"
+                raise InputError(f"{what}; set the clock of this machine (it may be 5 s ahead at most)") from None
             what = f"the SuperLink at {place} does not know this key ({error})"
             raise InputError(f"{what}; have the public key registered there: fedsieve superlink add") from None
         except httpx.HTTPError as error:
@@ -214,7 +244,7 @@ class Relay:
         if time.monotonic() - self._beaten > ALIVE / 3:
             self.superlink.beat()
             self._beaten = time.monotonic()
-        if (found := self.superlink.next(self.largest)) is None:
+        if (found := self.superlink.next()) is None:
             self._pause = LATEST if self._open else min(LATEST, 1.15 * self._pause)
             self._woken.wait(self._pause)
             self._woken.clear()
@@ -222,23 +252,33 @@ class Relay:
         self._pause = SOONEST
         threading.Thread(target=self._serve, args=found, daemon=True).start()
 
-    def _serve(self, message: Message, request: Frame | FrameError) -> None:
-        """One request: to the node, and its reply back."""
-        self._open += 1
+    def _serve(self, message: Message, tree: Any) -> None:
+        """One request: to the node, and its reply back. The relay goes on meanwhile, however long that takes."""
+        with self._lock:
+            self._open += 1
         try:
-            until = message.metadata.created_at + message.metadata.ttl
-            if isinstance(request, FrameError):
-                self.note(f"a request was refused: {request}")
-                reply = Frame({"refused": f"its relay refuses the request: {request}"})
-            else:
-                reply = self._asked(request, until)
-            self.superlink.reply(message, reply)
-        except Exception as error:  # of Flower: the run may have ended meanwhile
+            self.superlink.reply(message, self._replied(message, tree))
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code != httpx.codes.FORBIDDEN:  # else the run is over
+                self.note(f"a reply could not be sent (HTTP {error.response.status_code})")
+        except httpx.HTTPError as error:
             self.note(f"a reply could not be sent ({type(error).__name__}: {str(error)[:200]})")
         finally:
-            self._open -= 1
+            with self._lock:
+                self._open -= 1
             self._pause = SOONEST
             self._woken.set()
+
+    def _replied(self, message: Message, tree: Any) -> Frame:
+        """The node's reply to a request, or why it did not get it."""
+        try:
+            request = self.superlink.content(message, tree, self.largest)
+        except FrameError as error:
+            self.note(f"a request was refused: {error}")
+            return Frame({"refused": f"its relay refuses the request: {error}"})
+        finally:
+            self.superlink.confirm(message)
+        return self._asked(request, expiry(message))
 
     def _asked(self, request: Frame, until: float) -> Frame:
         """The node's reply; why there is none, if it is gone."""
@@ -262,10 +302,10 @@ def trouble(error: Exception, place: str, authority: Path | None) -> str:
         if "hostname" in str(cause).lower() or "IP address" in str(cause):
             return f"the certificate of {place} is for another name; use a name of `fedsieve superlink make --host`"
         return f"the certificate of {place} is not of the authority in {authority}; get the ca.crt of that server"
-    if cause is not None or (authority is None and "disconnected" in str(error).lower()):
-        how = "does not speak TLS" if authority is not None else "wants TLS"
-        right = "start it without --insecure" if authority is not None else "give --ca and --key"
-        return f"the SuperLink at {place} {how}; {right}"
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return f"the SuperLink at {place} does not speak TLS; start it without --insecure"
+    if authority is None and "disconnected" in str(error).lower():
+        return f"the SuperLink at {place} does not answer, perhaps because it wants TLS; give --ca and --key"
     if isinstance(error, UnknownKeyError):
         return f"the SuperLink at {place} does not know this relay"
     if isinstance(error, httpx.HTTPStatusError):

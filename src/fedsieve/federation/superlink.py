@@ -24,6 +24,8 @@ from fedsieve.federation.superlink_folder import TOKEN_HEADER, SuperLinkFolder
 
 LOOPBACK = "127.0.0.1"
 FOR_NODES = "/v1/fleet/"
+PUSH = f"{FOR_NODES}push-messages"
+DEEPEST, LARGEST_TREE = 8, 20_000  # a message, its content, a record, an array, a piece of it
 LARGEST_BODY = 16 << 20  # bytes of a request; objects come in pieces of 5 MB
 MINUTE = 60.0
 KEEP_ALIVE = 75  # seconds
@@ -73,7 +75,10 @@ class ForNodes:
                     )
             await send(message)
 
-        await self.app(scope, await _whole(receive), counted)
+        body = await _body(receive)
+        if scope["path"] == PUSH and not is_reply(body["body"]):
+            return await _refuse(send, 403)
+        await self.app(scope, _again(body, receive), counted)
 
 
 @dataclass
@@ -84,25 +89,69 @@ class ForServer:
     token: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self.app(scope, receive, send)
         told = dict(scope.get("headers", ())).get(TOKEN_HEADER.encode(), b"")
-        if scope["type"] == "http" and not hmac.compare_digest(told, self.token.encode()):
+        if scope["type"] != "http" or not hmac.compare_digest(told, self.token.encode()):
             return await _refuse(send, 403)
-        await self.app(scope, await _whole(receive) if scope["type"] == "http" else receive, send)
+        await self.app(scope, _again(await _body(receive), receive), send)
 
 
-async def _whole(receive: Receive) -> Receive:
-    """The body of a request in one piece: each piece goes through a dozen layers of Flower's."""
-    pieces, first = list[bytes](), {"type": "http.request", "more_body": True}
-    while first["type"] == "http.request" and first["more_body"]:
-        first = await receive()
-        pieces.append(first.get("body", b""))
-        first.setdefault("more_body", False)
-    waiting = [{**first, "body": b"".join(pieces)} if first["type"] == "http.request" else first]
+async def _body(receive: Receive) -> dict[str, Any]:
+    """The body of a request in one piece: each piece would go through a dozen layers of Flower's."""
+    pieces, more = list[bytes](), True
+    while more:
+        message = await receive()
+        if message["type"] != "http.request":
+            break  # the connection is closed
+        pieces.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return {"type": "http.request", "body": b"".join(pieces), "more_body": False}
 
-    async def once() -> Any:
+
+def _again(body: dict[str, Any], receive: Receive) -> Receive:
+    """Gives the body, then whatever comes."""
+    waiting = [body]
+
+    async def received() -> Any:
         return waiting.pop() if waiting else await receive()
 
-    return once
+    return received
+
+
+def is_reply(body: bytes) -> bool:
+    """Whether messages that a node pushes are its own, and replies: Flower also takes requests to other nodes."""
+    from flwr.proto.fleet_pb2 import PushMessagesRequest
+    from google.protobuf.message import DecodeError
+
+    try:
+        pushed = PushMessagesRequest.FromString(body)
+    except DecodeError:
+        return False
+    about = [message.metadata for message in pushed.messages_list]
+    return all(one.src_node_id == pushed.node.node_id and one.reply_to_message_id for one in about)
+
+
+def bound_trees(store: Any) -> None:
+    """Make Flower treat a message as missing whose tree of objects is deeper or larger than any honest one.
+
+    Nodes may name objects in place of others, and a few kilobytes could unfold to more than fits into memory.
+    """
+    from flwr.supercore.object_store import NoObjectInStoreError
+
+    unbounded = store.get_object_tree
+
+    def bounded(object_id: str) -> Any:
+        ahead, count = [(object_id, 1)], 0
+        while ahead:
+            one, depth = ahead.pop()
+            entry, count = store.store.get(one), count + 1
+            if entry is None or depth > DEEPEST or count > LARGEST_TREE:
+                raise NoObjectInStoreError(f"the tree of {object_id} is broken, too deep or too large")
+            ahead += [(child, depth + 1) for child in entry.child_object_ids]
+        return unbounded(object_id)
+
+    store.get_object_tree = bounded
 
 
 async def _refuse(send: Send, status: int) -> None:
@@ -153,6 +202,7 @@ class SuperLink:
         )
         app = create_app(config, SuperLinkLifespan)
         self._state = app.state.linkstate_factory.state()
+        bound_trees(self._state.object_store)
         self.for_nodes = ForNodes(app, megabytes, None if insecure else self._names, note)
         self.for_server = ForServer(app, folder.token)
 
@@ -208,7 +258,7 @@ async def _serve(superlink: SuperLink, sockets: list[socket.socket], note: Calla
         def capture_signals(self) -> Iterator[None]:
             yield  # there are two servers, and one handler for both
 
-    common: dict[str, Any] = {"log_config": None, "access_log": False, "timeout_keep_alive": KEEP_ALIVE}
+    common: dict[str, Any] = {"log_config": None, "access_log": False, "timeout_keep_alive": KEEP_ALIVE, "ws": "none"}
     _, certificate, key = superlink.folder.files
     tls = {} if superlink.insecure else {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
     servers = [

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedsieve.config.data_settings import DataSettings, ResizeCenterCrop
 from fedsieve.config.experiment_file import elsewhere
 from fedsieve.data import DATASETS
-from fedsieve.data.load import Dataset, load
+from fedsieve.data.load import Dataset, Statistics, load
 from fedsieve.data.transform import KNOWN, channel_statistics
 from fedsieve.errors import InputError, RunError
 from fedsieve.model.backbone import quiet_transformers
@@ -29,6 +29,7 @@ from fedsieve.model.pretrained import our_name
 from fedsieve.model.vit import ViT, ViTShape
 from fedsieve.runs.model_file import load_classifier
 from fedsieve.runs.read import read_experiment, read_result
+from fedsieve.runs.roster import federation_of
 from fedsieve.runs.same_plugins import with_same_plugins
 
 TOLERANCE = 1e-4  # between our scores and those of the exported model, for scores around 1
@@ -52,11 +53,12 @@ def export_run(
         raise InputError(f"--to {to} exists already; give the name of a new folder")
     model = load_classifier(run, given)
     experiment = elsewhere(read_experiment(run), overrides)
+    theirs = federation_of(run).statistics if experiment.federation is not None else None  # nodes have the images
     needs_plugin = experiment.data.normalize not in KNOWN and experiment.data.name not in DATASETS
     with (
         with_same_plugins(run, experiment, recorded, plugins) if plugins or needs_plugin else nullcontext(experiment)
     ) as known:
-        processor = preprocessor_config(known.data, dataset)
+        processor = preprocessor_config(known.data, theirs, dataset)
     target = to.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -181,12 +183,15 @@ def check_scores(model: Classifier, exported: Callable[[Tensor], Tensor], image_
 
 
 def preprocessor_config(
-    settings: DataSettings, dataset: Callable[[DataSettings], Dataset | None] = lambda _: None
+    settings: DataSettings, statistics: Statistics | None, dataset: Callable[[DataSettings], Dataset | None]
 ) -> dict[str, Any]:
-    """The config with which AutoImageProcessor prepares images as the evaluation does."""
+    """The config with which AutoImageProcessor prepares images as the evaluation does.
+
+    `statistics` are those of all training images, where they are known without these.
+    """
     assert settings.image_size is not None
     known = KNOWN.get(settings.normalize)
-    mean, std = known or channel_statistics((dataset(settings) or load(settings)).train)
+    mean, std = known or statistics or channel_statistics((dataset(settings) or load(settings)).train)
     square = size = {"height": settings.image_size, "width": settings.image_size}
     if isinstance(settings.evaluate_crop, ResizeCenterCrop):
         size = {"shortest_edge": max(settings.image_size, settings.evaluate_crop.resize_center_crop.resize)}

@@ -21,6 +21,7 @@ from fedsieve.analysis.sweep.run_sweep import run_sweep
 from fedsieve.analysis.sweep.sweep_file import load_sweep
 from fedsieve.config.experiment_file import load_experiment
 from fedsieve.errors import InputError
+from fedsieve.experiment.export_split import export_split
 from fedsieve.observe.callbacks import Callback
 
 RATES, DECAYS = [0.01, 0.5], [0.0, 0.1]
@@ -285,6 +286,15 @@ def test_a_sweep_of_another_experiment_is_refused(sweep_file: Path, tmp_path: Pa
 def test_wrong_data_are_told_before_anything_is_written(sweep_file: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere"):
         run_sweep(load_sweep(str(sweep_file), ["data.path=nowhere.npz"]), tmp_path / "out", Silent([]))
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_of_one_seed_at_nodes(sweep_file: Path, tmp_path: Path) -> None:
+    """The manifest of a federation says so before the search begins, not when its best is repeated."""
+    export_split(load_sweep(str(sweep_file)).experiments()[0], tmp_path / "shards")
+    engine = f"{{sockets: {{folder: nodes, manifest: {tmp_path}/shards/federation.json}}}}"
+    with pytest.raises(InputError, match="3 seeds are asked for, and the federation's data were split for seed 42"):
+        run_sweep(load_sweep(str(sweep_file), [f"engine={engine}"]), tmp_path / "out", Silent([]))
     assert not (tmp_path / "out").exists()
 
 

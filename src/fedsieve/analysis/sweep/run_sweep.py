@@ -20,7 +20,7 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from fedsieve.analysis.collection import read_run
-from fedsieve.analysis.repeat import with_seed
+from fedsieve.analysis.repeat import refuse_unless_any_seed, with_seed
 from fedsieve.analysis.report.sweep_plots import plot_importances, plot_parallel, tried
 from fedsieve.analysis.sweep.outlook import run_number
 from fedsieve.analysis.sweep.storage import REASON, end_trial, values_of
@@ -73,7 +73,10 @@ def prepare(sweep: Sweep, out: Path) -> Trials:
         raise InputError(f"--out {out} holds something else than a sweep; give the name of a new folder")
     if file.exists():
         refuse_another_experiment(sweep, file)
-    check_all(sweep.experiments())
+    experiments = sweep.experiments()
+    for experiment in experiments:
+        refuse_unless_any_seed(experiment, sweep.seeds)
+    check_all(experiments)
     out.mkdir(parents=True, exist_ok=True)
     with alone(out):
         trials = Trials(out, sweep)
