@@ -2,12 +2,17 @@
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from conftest import TINY
 from federation_nodes import HEADS, FederationHere, Maker, federation_here
+from fedsieve.model.vit import ViT, initialize
 
 NONE = "the server of this federation has no images{}; give some, such as data.name=npz data.path=FILE"
 Command = Callable[..., tuple[int, str, str]]
@@ -66,11 +71,20 @@ def test_without_images_of_a_server(federation: FederationHere, fedsieve: Comman
         assert refused(fedsieve("evaluate", run, "data.path=mine.npz")) == NONE.format("")
 
 
-def test_an_exported_model_prepares_images_as_nodes_did(federation: FederationHere, fedsieve: Command) -> None:
+def test_an_exported_model_prepares_images_as_nodes_did(
+    experiment: Maker, fedsieve: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the mean and deviation of all training images, which are not here."""
-    manifest, statistics = federation.shards / "federation.json", [[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]]
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "statistics": statistics}))
-    federation.run(*HEADS)
+    network = ViT(replace(TINY, hidden=2 * TINY.width))  # transformers knows whole ratios only
+    initialize(network, torch.Generator().manual_seed(0))
+    backbone = tmp_path / "whole.safetensors"
+    save_file({name: tensor.clone() for name, tensor in network.state_dict().items()}, backbone)
+    changes = [*HEADS, f"model.backbone={backbone}"]
+    with federation_here(experiment, tmp_path, backbone, monkeypatch) as federation:
+        federation.begin(*changes)
+        manifest, statistics = federation.shards / "federation.json", [[0.4, 0.5, 0.6], [0.2, 0.25, 0.3]]
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "statistics": statistics}))
+        federation.run(*changes)
     code, _, said = fedsieve("export", str(federation.place / "federated"), "--to", "exported")
     assert code == 0, said
     config = json.loads(Path("exported/preprocessor_config.json").read_text())
