@@ -21,7 +21,7 @@ from fedsieve.federate.transport import Transport
 from fedsieve.federate.types import Update
 from fedsieve.federate.versions import Versions
 from fedsieve.federation.keys import read_private_key
-from fedsieve.federation.relay import Relay, Superlink
+from fedsieve.federation.relay import FleetConnection, Relay
 from fedsieve.federation.socket_frames import LARGEST, Frame
 from fedsieve.observe.callbacks import Callback
 from fedsieve.phase import plan
@@ -46,7 +46,7 @@ class Stubs:
         self.relays = []
         for client, name in enumerate(ours.loopback.clients):
             key = read_private_key(ours.loopback.folder / "keys" / name)
-            self.relays.append(Stub(self, client, Superlink.at(place, authority, key)))
+            self.relays.append(Stub(self, client, FleetConnection.at(place, authority, key)))
         self.threads = [threading.Thread(target=relay.run, daemon=True) for relay in self.relays]
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class Stubs:
 class Stub(Relay):
     """A relay whose node is `Stubs`."""
 
-    def __init__(self, stubs: Stubs, client: int, superlink: Superlink) -> None:
+    def __init__(self, stubs: Stubs, client: int, superlink: FleetConnection) -> None:
         super().__init__(superlink, Path(), LARGEST, print)
         self.stubs, self.client = stubs, client
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import TINY
 from federation_nodes import HEADS, FederationHere, Maker, federation_here
-from fedsieve.model.vit import ViT, initialize
+from fedsieve.model.vit import ViT, ViTShape, initialize
 
 NONE = "the server of this federation has no images{}; give some, such as data.name=npz data.path=FILE"
+SHAPE = ViTShape(image_size=16, patch_size=8, width=64, depth=3, heads=1, hidden=128, layer_scale=True)
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -75,7 +74,7 @@ def test_an_exported_model_prepares_images_as_nodes_did(
     experiment: Maker, fedsieve: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the mean and deviation of all training images, which are not here."""
-    network = ViT(replace(TINY, hidden=2 * TINY.width))  # transformers knows whole ratios only
+    network = ViT(SHAPE)  # transformers knows whole ratios only
     initialize(network, torch.Generator().manual_seed(0))
     backbone = tmp_path / "whole.safetensors"
     save_file({name: tensor.clone() for name, tensor in network.state_dict().items()}, backbone)

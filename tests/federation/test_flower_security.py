@@ -129,7 +129,7 @@ def rogue(flower: FlowerHere, lies: dict[int, Lie]) -> Iterator[None]:
 
     from fedsieve.federation.flower_content import Arrays
     from fedsieve.federation.links import SOCKET
-    from fedsieve.federation.relay import Relay, Superlink
+    from fedsieve.federation.relay import FleetConnection, Relay
 
     class Rogue(Relay):
         rounds = 0
@@ -143,7 +143,7 @@ def rogue(flower: FlowerHere, lies: dict[int, Lie]) -> Iterator[None]:
     process = loopback.processes.pop(f"relay {ROGUE}")
     process.terminate()
     process.wait()
-    superlink = Superlink.at(
+    superlink = FleetConnection.at(
         loopback.place, loopback.superlink.files[0], read_private_key(loopback.folder / "keys" / ROGUE)
     )
     one = Rogue(superlink, loopback.folder / "nodes" / ROGUE / SOCKET, 1 << 30, print)

@@ -116,9 +116,9 @@ def start_relay(
     if ca is not None and not ca.is_file():
         raise InputError(f"--ca {ca} is no file; get ca.crt from the owner of the server")
     with needs_flower("relay"):
-        from fedsieve.federation.relay import Relay, Superlink, some_key
+        from fedsieve.federation.relay import FleetConnection, Relay, some_key
     own = read_private_key(key) if key is not None else some_key()
-    relay = Relay(Superlink.at(superlink, ca, own), node / SOCKET, megabytes * 1_000_000, _print)
+    relay = Relay(FleetConnection.at(superlink, ca, own), node / SOCKET, megabytes * 1_000_000, _print)
 
     def stop(*_: Any) -> None:
         relay.stop()

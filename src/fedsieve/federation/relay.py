@@ -56,7 +56,7 @@ class StillThereError(Exception):
 
 
 @dataclass
-class Superlink:
+class FleetConnection:
     """Flower's API for nodes, with this node's key."""
 
     place: str
@@ -67,7 +67,7 @@ class Superlink:
     node: Node = field(default_factory=Node)  # its number, once it is known
 
     @staticmethod
-    def at(place: str, authority: Path | None, key: ec.EllipticCurvePrivateKey) -> "Superlink":
+    def at(place: str, authority: Path | None, key: ec.EllipticCurvePrivateKey) -> "FleetConnection":
         """InputError if the authority's file is no certificate."""
         interceptors = [NodeAuthHttpInterceptor(key, key.public_key())]
         try:
@@ -78,7 +78,7 @@ class Superlink:
             raise InputError(
                 f"--ca {authority} is no certificate ({type(error).__name__}); get the server's ca.crt"
             ) from None
-        return Superlink(place, authority, public_bytes(key.public_key()), *clients)
+        return FleetConnection(place, authority, public_bytes(key.public_key()), *clients)
 
     def activate(self) -> None:
         """Say that the relay is there."""
@@ -179,7 +179,7 @@ def expiry(message: Message) -> float:
 class Relay:
     """Hands requests to the node at a socket, each in a thread of its own, and its replies to the SuperLink."""
 
-    def __init__(self, superlink: Superlink, node: Path, largest: int, note: Callable[[str], None]) -> None:
+    def __init__(self, superlink: FleetConnection, node: Path, largest: int, note: Callable[[str], None]) -> None:
         self.superlink, self.socket, self.largest, self.note = superlink, node, largest, note
         self._has_ended = False
         self._woken = threading.Event()  # something has changed: look at once
