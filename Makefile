@@ -18,9 +18,10 @@ test: .venv/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal \
 		-m "not engines"
 
-# Clients on a Ray cluster, and at nodes of a federation, all on this machine: about 6 minutes on 2 cores.
+# Clients on a Ray cluster, and at nodes of a federation, all on this machine: about 5 minutes on 2 cores.
 test-engines: .venv/installed-engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine tests/federation -m engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/engine tests/federation -m engines \
+		--numprocesses 2 --dist loadfile
 
 # Every allowed combination of methods, aggregators, optimizers, masks and secure sums: about 45 minutes on 2 cores.
 matrix: .venv/installed-dev

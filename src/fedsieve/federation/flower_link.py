@@ -89,7 +89,8 @@ class FlowerLink:
     def drop(self, requests: Iterable[str]) -> None:
         for number in requests:
             self._found.pop(number, None)
-            self._arriving.pop(number, None)
+            if (arriving := self._arriving.pop(number, None)) is not None:
+                self._unneeded.add(arriving.id)
             if (one := self._requests.pop(number, None)) is not None and one.message_id:
                 self._dropped.add(one.message_id)
                 self._unneeded.add(one.message_id)  # else it would wait there for a node that is gone
