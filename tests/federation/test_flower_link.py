@@ -93,9 +93,9 @@ def test_a_node_that_hangs_is_left_out_until_it_goes_on(flower: FlowerHere, tmp_
             3: lambda: process.send_signal(signal.SIGCONT),
         }
     )
-    run(flower.settings("phases.1.rounds=4", timeout=4), tmp_path / "run", callback=listener)
+    run(flower.settings("phases.1.rounds=4", timeout=8), tmp_path / "run", callback=listener)
     assert [sorted(line["failed"]) for line in listener.lines[:3]] == [[], [], [1]]
-    assert "did not reply within 4 s" in listener.lines[2]["failed"][1] and not listener.lines[-1]["failed"]
+    assert "did not reply within 8 s" in listener.lines[2]["failed"][1] and not listener.lines[-1]["failed"]
 
 
 def test_a_relay_that_is_killed_and_started_again(flower: FlowerHere, tmp_path: Path) -> None:

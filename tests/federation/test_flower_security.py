@@ -276,4 +276,4 @@ def test_a_node_that_sends_its_reply_slowly_holds_up_nobody_else(flower: FlowerH
     with rogue(flower, {1: announce}):
         run(flower.settings("phases.1.rounds=1", timeout=6), tmp_path / "run", callback=listener)
     assert [set(line["failed"]) for line in listener.lines] == [{4}, set(), set(), set()]
-    assert listener.lines[0]["seconds"] < 12
+    assert listener.lines[0]["seconds"] < 20
