@@ -289,3 +289,11 @@ def federation_here(
         patch.setattr(gathering, "link_for", lambda settings, note: federation.link)
         patch.setattr(node_facts, "canary", CANARY)
         yield federation
+
+
+def told_by(federation: FederationHere, *changes: str) -> Acting:
+    """A run of heads; its lines and warnings."""
+    listener, began = Acting({}), time.monotonic()
+    federation.run(*HEADS, *changes, callback=listener)
+    assert time.monotonic() - began < 20
+    return listener

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from federation_nodes import FederationHere, Maker, federation_here
+from federation_nodes import HEADS, FederationHere, Maker, federation_here
 from flower_here import FlowerHere
 
 
@@ -15,6 +15,13 @@ def federation(
 ) -> Iterator[FederationHere]:
     with federation_here(experiment, tmp_path, backbone, monkeypatch) as here:
         yield here
+
+
+@pytest.fixture
+def heads(federation: FederationHere) -> FederationHere:
+    """Nodes for runs of heads only."""
+    federation.begin(*HEADS)
+    return federation
 
 
 @pytest.fixture(scope="session")

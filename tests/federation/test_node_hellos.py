@@ -3,32 +3,16 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from federation_nodes import ESCAPES, HEADS, Acting, FederationHere, raw, whole
+from federation_nodes import ESCAPES, HEADS, FederationHere, raw, told_by, whole
 from fedsieve.errors import InputError
 from fedsieve.federation.links import SOCKET
 from fedsieve.federation.socket_frames import Frame
-
-
-@pytest.fixture
-def heads(federation: FederationHere) -> FederationHere:
-    federation.begin(*HEADS)
-    return federation
-
-
-def told_by(federation: FederationHere, *changes: str) -> Acting:
-    """A run; its lines and warnings."""
-    listener, began = Acting({}), time.monotonic()
-    federation.run(*HEADS, *changes, callback=listener)
-    assert time.monotonic() - began < 20
-    return listener
-
 
 HELLOS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another's name": lambda one: one.update(name="client-1"),

@@ -6,12 +6,23 @@ What updates may say that are whole is in tests/federate/test_lies.py.
 import json
 import re
 import resource
-import time
 from typing import Any
 
 import pytest
 
-from federation_nodes import ESCAPES, HEADS, Acting, Bytes, FederationHere, Lie, about, flipped, header, only, whole
+from federation_nodes import (
+    ESCAPES,
+    HEADS,
+    Bytes,
+    FederationHere,
+    Lie,
+    about,
+    flipped,
+    header,
+    only,
+    told_by,
+    whole,
+)
 from fedsieve.errors import RunError
 from fedsieve.federation.socket_frames import LENGTH, MAGIC, START, Frame
 from fedsieve.runs.read import read_metrics
@@ -62,20 +73,6 @@ LIES: dict[str, tuple[Lie, str]] = {
     "encodings that are text": (about(encodings="dense"), "how its update is encoded"),
     "no encodings": (header({"about": {"remembers": None}}), "encodings"),
 }
-
-
-@pytest.fixture
-def heads(federation: FederationHere) -> FederationHere:
-    federation.begin(*HEADS)
-    return federation
-
-
-def told_by(federation: FederationHere, *changes: str) -> Acting:
-    """A run; its lines and warnings."""
-    listener, began = Acting({}), time.monotonic()
-    federation.run(*HEADS, *changes, callback=listener)
-    assert time.monotonic() - began < 20
-    return listener
 
 
 def test_a_lie_in_a_round(heads: FederationHere) -> None:
